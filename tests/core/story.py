@@ -273,6 +273,10 @@ class Script(ScriptBase):
     def do_end(self, outcome: str = "SUCCEEDED") -> None:
         self.stream.end(BatchOutcome[outcome])
 
+    def do_return(self, outcome: str = "SUCCEEDED") -> None:
+        """The body returns; the next batch begins at once if it is claimed."""
+        self.stream.end(BatchOutcome[outcome], begins=True)
+
     def do_die(self, name: str) -> None:
         stream = self.members[name]
         assert isinstance(stream, Stream)
@@ -337,6 +341,11 @@ class Script(ScriptBase):
 
     def is_claims(self, number: str) -> str:
         return _list(f"{until}:{batch}" for until, batch in self.world.kafka.claims(int(number)))
+
+    def is_early(self, number: str) -> str:
+        """The ends of the claims that Kafka stores as early."""
+        claims = decode(self.world.kafka.stored[tp(int(number))]).claims
+        return _list(str(claim.until) for claim in claims if claim.is_early)
 
     def is_recorded(self) -> str:
         rows = (

@@ -10,14 +10,14 @@ from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids, is_batch_of
-from dagster_rebalance.core.streaming.stream_worker import Worker
+from dagster_rebalance.core.streaming.batch_tracker import BatchTracker
 from tests.core.world import AT_ONCE, Member, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dagster_rebalance.core.runs.retry import RetryBackoff
-    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
+    from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
     from tests.core.world import World
 
 
@@ -35,7 +35,7 @@ class Stream(Member):
     ) -> None:
         super().__init__(world, settings or EngineSettings())
         self.run_id = run_id
-        self.work = Worker(run_id)
+        self.work = BatchTracker(run_id)
         self.engine = Engine(
             replace((settings or EngineSettings()).of_stream(run_id), backoff=backoff),
             new_batch_id=batch_ids(run_id),
@@ -51,18 +51,21 @@ class Stream(Member):
         self.world.now += seconds
         self.pass_time()
         self._report()
-        begun = self.work.begin(self.engine.batch_requests, self.engine.claimed, self.engine.log_of)
+        begun = self._begin()
         if begun is not None:
-            self._feed_own(begun.batch_id)
-        return begun
+            self.feed(begun)
+        return self.work.at_work if begun is not None else None
 
-    def end(self, outcome: BatchOutcome = BatchOutcome.SUCCEEDED) -> BegunBatch:
+    def end(
+        self, outcome: BatchOutcome = BatchOutcome.SUCCEEDED, *, begins: bool = False
+    ) -> BegunBatch:
+        """End the batch at work; `begins` begins the next one before any command follows."""
         ended = self.work.end(outcome)
         assert ended is not None, "no batch is at work"
         if outcome is BatchOutcome.SUCCEEDED:
             self.world.done_by_streams |= {(ended.batch_id, range_) for range_ in ended.ranges}
             self.world.output.update(ended.ranges)
-        self._feed_own(ended.batch_id)
+        self.feed(self._own(ended.batch_id), self._begin if begins else lambda: None)
         self._report()
         return ended
 
@@ -72,9 +75,13 @@ class Stream(Member):
             self.world.streams[self.run_id], state=RunState.FAILED
         )
 
-    def _feed_own(self, batch_id: str) -> None:
+    def _begin(self) -> events.RunsRead | None:
+        begun = self.work.begin(self.engine.batch_requests, self.engine.claimed, self.engine.log_of)
+        return None if begun is None else self._own(begun.batch_id)
+
+    def _own(self, batch_id: str) -> events.RunsRead:
         found = self.work.read([batch_id], ())
-        self.feed(events.RunsRead(frozenset({batch_id}), found, is_from_worker=True))
+        return events.RunsRead(frozenset({batch_id}), found, is_from_worker=True)
 
     def _report(self) -> None:
         outcomes = self.work.unreported
@@ -95,7 +102,7 @@ class Stream(Member):
                 self.interrupts += 1
                 return None
             case commands.AbandonClaims(claims):
-                self.work.abandon(claims)
+                self.work.publish_outcomes_of(claims)
                 return None
             case _:
                 return super()._carry_out(command)

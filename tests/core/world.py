@@ -34,7 +34,7 @@ from dagster_rebalance.core.runs.start_check import refusal
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.model.commands import Receipt
     from dagster_rebalance.core.model.directives import Directive
@@ -104,7 +104,7 @@ class FakeKafka:
 
 @dataclass
 class FakeDagster:
-    """Runs and materialisations."""
+    """Runs and materializations."""
 
     runs: dict[str, RunSnapshot] = field(default_factory=dict)
     keys: set[str] = field(default_factory=set)
@@ -186,7 +186,9 @@ class Member:
         self.is_fenced = False
         self.left: str | None = None
 
-    def feed(self, event: events.Event) -> list[commands.Command]:
+    def feed(
+        self, event: events.Event, begin: Callable[[], events.Event | None] = lambda: None
+    ) -> list[commands.Command]:
         """Feed an event to the engine, and carry out and return the commands that follow."""
         if isinstance(event, events.PartitionsLost):
             self._end(event.partitions)
@@ -197,7 +199,7 @@ class Member:
         first = len(self.done)
         while todo:
             epochs = {partition: owned.epoch for partition, owned in self.engine.partitions.items()}
-            decided, recorded = record_events(self.engine, [todo.popleft()], self.world.now)
+            decided, recorded = record_events(self.engine, [todo.popleft()], self.world.now, begin)
             self.engine.partitions.take_dropped_records()  # a member cancels them
             for member_event in recorded:
                 assert tuple(member_event.fields) == EVENT_SPECS[member_event.kind].fields, (
@@ -304,9 +306,10 @@ class Member:
                 return events.BoundsRead({p: kafka.bounds[p] for p in allowed}, frozenset(refused))
             case commands.WriteOffsets(writes):
                 return self._written(writes)
-            case commands.RecordCommit():
-                dagster.record(command)
-                return events.CommitRecorded(command)
+            case commands.RecordCommits(commits):
+                for commit in commits:
+                    dagster.record(commit)
+                return events.CommitsRecorded(commits)
             case commands.StoreDeadLetter():
                 kafka.letters.append(command)
                 return events.DeadLetterStored(command)
@@ -343,7 +346,8 @@ class Member:
         stored = {write.partition: kafka.stored.get(write.partition) for write in writes}
         refused = [w for w in writes if w.partition in kafka.forbidden]
         writes = tuple(w for w in writes if w.partition not in kafka.forbidden)
-        done, due, changed = commands.sort_writes(writes, stored)
+        ids = dict.fromkeys(commands.topics_to_verify(writes), kafka.topic_id)
+        done, due, changed = commands.sort_writes(writes, stored, ids)
         for write in due:
             self.world.check_write(write)
             kafka.stored[write.partition] = write.new

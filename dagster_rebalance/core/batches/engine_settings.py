@@ -13,12 +13,15 @@ from dagster_rebalance.core.runs.retry import RetryBackoff
 
 
 class ForeignMetadata(enum.Enum):
-    """What to do with a committed offset whose metadata this package did not write."""
+    """The treatment of a committed offset whose metadata this package did not write."""
 
     REFUSE = "refuse"
     OVERWRITE = "overwrite"
 
 
+ROUNDING_S = 1e-6
+"""Some decisions compare `now - since` with a limit, which rounds differently: a time is due this
+much earlier, and stays due until it has certainly passed."""
 _SHORTEST_LEAVE_S = 0.01
 """Even a leave without a time limit completes work that has already ended."""
 _MOST_RANGES_OF_STREAM = 10_000
@@ -59,30 +62,30 @@ class HoldBudget:
 
 
 class DeadlinePolicy(enum.Enum):
-    """What happens to live runs at the deadline of a hold."""
+    """The treatment of live runs at the deadline of a hold."""
 
     CANCEL = "cancel"
-    """They are cancelled. The release waits, within the limit, until Dagster shows them ended."""
+    """The runs are cancelled. Within the limit, the release waits until they end in Dagster."""
     RELEASE = "release"
     """They continue, and the next owner adopts them through their claims."""
 
 
 class LeavePolicy(enum.Enum):
-    """How a member leaves for its successor: a newer process of its code location."""
+    """How a member leaves when a successor, a newer process of its code location, has joined."""
 
     RELEASE = "release"
-    """It commits finished work and leaves at once; the successor adopts the live runs."""
+    """The member commits finished work and leaves at once; the successor adopts the live runs."""
     DRAIN = "drain"
-    """It waits for its live runs, as for a revoke."""
+    """The member waits for its live runs, as for a revoke."""
 
 
 class LossPolicy(enum.Enum):
-    """What happens to live runs of lost partitions."""
+    """The treatment of live runs of lost partitions."""
 
     LEAVE = "leave"
     """They continue, and the next owner adopts them through their claims."""
     CANCEL = "cancel"
-    """They are cancelled, and the next owner requests their batches again."""
+    """The runs are cancelled, and the next owner requests their batches again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +93,27 @@ class EngineSettings:
     """Settings of a member.
 
     Attributes:
-        max_attempts: Runs that may fail on a range. Dagster's own retries are not counted.
-        dead_letter_topic: Where exhausted ranges are stored, after which the partition continues.
-            None stops the partition instead.
-        start_from: Where a group without a committed offset starts.
-        lease_s: The member drains and leaves after this time without a tick.
-        plan_patience_s: No batch is claimed after this time without a tick.
-        poll_s: Interval of reading runs; half of it while more can be claimed, a quarter during a
-            hold.
-        bounds_s: Interval of reading end offsets.
-        idle_bounds_s: The same interval after some time without new records.
-        directives_s: Interval of reading directives.
+        max_attempts: Number of runs that may fail on a range, without Dagster's own retries.
+        dead_letter_topic: The topic for exhausted ranges, after which their partition continues.
+            None: the partition stops.
+        start_from: The start position of a group without a committed offset.
+        lease_s: After this time without a tick, the member drains and leaves.
+        plan_patience_s: After this time without a tick, no batch is claimed.
+        poll_s: Interval between reads of runs; half of it while more can be claimed without a
+            `worker`, a quarter during a hold.
+        bounds_s: Interval between reads of end offsets.
+        idle_bounds_s: `bounds_s` after some time without new records.
+        directives_s: Interval between reads of directives.
         retry_s: Delay before an unanswered command is repeated.
-        recheck_s: Interval of checking a stopped partition.
-        backoff: Backoff between runs on a range.
-        record_every_s: Commits of a partition within this time share one record in Dagster.
-        lag_every_s: Interval of observing the lag of the group; 0 for never.
+        recheck_s: Interval between checks of a stopped partition.
+        backoff: Delays between runs on a range.
+        record_every_s: Commits of a partition within this time share one materialization.
+        records_per_minute: Materializations of commits for the whole group; infinite for no limit.
+        lag_every_s: Interval between observations of the group's lag; 0 for never.
         stalled_after_s: Delay before a requested run that does not start, or a dead run that cannot
             be ended, is reported.
         worker: The streaming run of the member; empty for per-batch runs.
+        claims_ahead: Whether the worker's next batch is claimed while one is at work.
         code_version: The code version of the streaming run, if known.
     """
 
@@ -132,9 +137,11 @@ class EngineSettings:
     liveness: Liveness = field(default_factory=Liveness)
     backoff: RetryBackoff = field(default_factory=RetryBackoff)
     record_every_s: float = 0.0
+    records_per_minute: float = float("inf")
     lag_every_s: float = 60.0
     stalled_after_s: float = 600.0
     worker: str = ""
+    claims_ahead: bool = False
     code_version: str = ""
 
     def of_stream(self, run_id: str) -> EngineSettings:

@@ -29,7 +29,7 @@ class SentBatch:
 
     Attributes:
         batch_id: The id of the batch.
-        group_id: The consumer group that has claimed it.
+        group_id: The consumer group that has claimed the batch.
         offset_ranges: The half-open ranges to process.
         isolation_level: Which transactional records the group reads, as librdkafka names it. Reads
             of a range at different levels return different records.

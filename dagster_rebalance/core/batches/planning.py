@@ -18,7 +18,9 @@ batch ids."""
 
 RUNS_AT_ONCE = 4
 DEFAULT_MIN_RECORDS, DEFAULT_MAX_WAIT_S = 1_000, 30.0
-"""Defaults of `min_records` and `max_wait_s` for per-batch runs."""
+"""Defaults of `min_records` and `max_wait_s`."""
+_STREAM_MAX_WAIT_S = 0.2
+"""The default in streaming runs: a trickle is a few batches a second, not one per record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,8 @@ class BatchLimits:
         max_ranges_per_run: Ranges that one run may process, at most one per partition.
         max_runs_in_flight: Runs of this member that may be requested or live at the same time.
         max_claims_per_partition: Consecutive batches of one partition that may be in flight.
-        min_records: Offsets that a partition waits for before its next batch, for at most
-            `max_wait_s` after the first one was seen.
+        min_records: Offsets that a partition waits for before its next batch, but no longer than
+            `max_wait_s` after the first of them was seen.
 
     Raises:
         ConfigurationError: A limit is below 1 or too high, or `min_records` has no effect.
@@ -79,10 +81,10 @@ class Backlog:
     Attributes:
         start: The first unclaimed offset.
         end: The end offset.
-        waiting_since: When offsets were first seen since its last batch, which decides its turn;
-            minus infinity before the first batch.
-        claims: Batches of the partition in flight.
-        seen_since: When the first offset was seen, if the last batch had no room for it.
+        waiting_since: When offsets were first seen after the last batch; the earliest partition is
+            planned first. Minus infinity before the first batch.
+        claims: Number of batches of the partition in flight.
+        seen_since: When the first offset was seen, if the last batch had no room for this offset.
     """
 
     partition: TopicPartition
@@ -108,13 +110,14 @@ def plan(
     runs_in_flight: int,
     new_batch_id: Callable[[int], str],
     now: float,
+    only_full: bool = False,
 ) -> tuple[Batch, ...]:
-    """Choose the next batches; a run is filled before the next one is opened.
+    """Choose the next batches. A run is filled before the next run is opened.
 
     A run is full with `max_ranges_per_run` ranges, or with the records of one full range or batch:
     the fixed cost of a run pays off for a backlog, not for a few records. Partitions that still
     wait for more records fill the remaining room. The partition with the longest wait comes first,
-    so none starves.
+    so no partition starves. With `only_full`, nothing is chosen without such records.
     """
     room = limits.max_runs_in_flight - runs_in_flight
     there = sorted(
@@ -131,6 +134,8 @@ def plan(
     runs = min(room, len(chosen), max(by_ranges, by_records))
     waiting = (backlog for backlog in there if not is_ready(backlog, limits, now))
     chosen += _company(waiting, chosen, limits, runs=runs)
+    if only_full and sum(map(len, chosen)) < full:
+        return ()
     return tuple(
         Batch(new_batch_id(1), _cut(chosen[run::runs], limits.max_records_per_batch))
         for run in range(runs)
@@ -140,7 +145,7 @@ def plan(
 def _company(
     waiting: Iterable[Backlog], chosen: Sequence[OffsetRange], limits: BatchLimits, *, runs: int
 ) -> list[OffsetRange]:
-    """Ranges that may still wait but fit into the runs without displacing due records."""
+    """Return ranges that may still wait, but fit into the runs without displacing due records."""
     space = runs * limits.max_records_per_batch - sum(map(len, chosen))
     company: list[OffsetRange] = []
     for backlog in waiting:
@@ -177,8 +182,8 @@ def _cut(ranges: Sequence[OffsetRange], most: int) -> tuple[OffsetRange, ...]:
 def runs_at_once(max_runs_in_flight: int | None, *, has_local_spark: bool) -> int:
     """Return `max_runs_in_flight`, or its default.
 
-    With a local Spark per run, runs compete for the cores and memory of one machine: four took
-    100 s each for what one did in 30 s.
+    With a local Spark per run, runs compete for the cores and memory of one machine: each of four
+    concurrent runs took 100 s, a single run 30 s.
     """
     if max_runs_in_flight is not None:
         return max_runs_in_flight
@@ -190,14 +195,15 @@ def wait_limits(
 ) -> tuple[int, float]:
     """Return `min_records` and `max_wait_s`, or their defaults, at most `most` records.
 
-    Per-batch runs have a high fixed cost, so few records wait for more. Streaming runs do not wait.
+    Per-batch runs have a high fixed cost, so few records wait for more. In streaming runs they wait
+    for a moment.
     """
+    is_short = streams and min_records is None
     if min_records is None:
-        is_taken_at_once = streams if max_wait_s is None else max_wait_s == 0
-        min_records = 1 if is_taken_at_once else min(DEFAULT_MIN_RECORDS, most)
-    if max_wait_s is None:
-        max_wait_s = DEFAULT_MAX_WAIT_S if min_records > 1 else 0.0
-    return min_records, max_wait_s
+        min_records = 1 if max_wait_s == 0 else min(DEFAULT_MIN_RECORDS, most)
+    if max_wait_s is None and min_records > 1:
+        max_wait_s = _STREAM_MAX_WAIT_S if is_short else DEFAULT_MAX_WAIT_S
+    return min_records, max_wait_s or 0.0
 
 
 def is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:

@@ -20,7 +20,7 @@ Span = tuple["OffsetRange", ...]
 
 
 def read_rounds(ranges: Iterable[OffsetRange]) -> list[list[Span]]:
-    """Group ranges into rounds with one gapless span per partition.
+    """Group ranges into rounds: reads with at most one gapless span of each partition.
 
     A reader has one start and one end per partition.
 
@@ -66,7 +66,7 @@ class UnreadOffsets:
 
     Attributes:
         positions: The next offset of each unfinished partition.
-        ends: The end of its span.
+        ends: The end of the span of each partition.
     """
 
     def __init__(self, spans: Iterable[Span]) -> None:
@@ -77,7 +77,7 @@ class UnreadOffsets:
             self.ends[span[0].topic_partition] = span[-1].until
 
     def advance(self, partition: TopicPartition, offset: int) -> bool:
-        """Advance a partition, possibly beyond its end; return whether this is progress."""
+        """Advance a partition, possibly beyond its end; return whether the offset is higher."""
         if self.positions.get(partition, offset) >= offset:
             return False
         if offset >= self.ends[partition]:
@@ -89,7 +89,7 @@ class UnreadOffsets:
     def why_gone(self, bounds: Mapping[TopicPartition, Bounds]) -> dict[TopicPartition, str]:
         """Return why partitions can no longer be read to the end of their span, by partition.
 
-        The `until` of each bound is the high watermark.
+        In `bounds`, `until` is the high watermark.
         """
         reasons = {}
         for partition, position in self.positions.items():

@@ -1,9 +1,9 @@
 """Dead-letter policy: which failed ranges go to the dead-letter topic, and when they count as done.
 
-Only the first range of a partition is recorded, so no offset is skipped. None is recorded while its
-partition drains, after an operator cancelled its runs, or if Kafka has deleted its offsets. The
-order is: record, read the runs again, commit. If the member ends in between, the next owner records
-the range again.
+Only the first range of a partition is recorded, so no offset is skipped. A range is not recorded
+while its partition drains, after an operator cancelled its runs, or if Kafka has deleted its
+offsets. The order is: record, read the runs again, commit. If the member ends in between, the next
+owner records the range again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.commands import StoreDeadLetter
 from dagster_rebalance.core.model.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.model.printable import Reason
 from dagster_rebalance.core.partitions.owned import DeadLetter
 from dagster_rebalance.core.partitions.recovery import out_of_range
 from dagster_rebalance.core.runs.progress import (
@@ -22,7 +23,7 @@ from dagster_rebalance.core.runs.progress import (
     Progress,
     Succeeded,
 )
-from dagster_rebalance.core.runs.retry import describe_failures, why_blocked
+from dagster_rebalance.core.runs.retry import RetryBackoff, describe_failures, why_blocked
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
@@ -55,7 +56,7 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> DeadLetter 
 
 
 def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
-    """Whether a letter must still be stored once the error of its last run has been read."""
+    """Whether a dead letter must still be stored after the error of its last run was read."""
     if (
         owned is None
         or owned.dead_letter is None
@@ -74,20 +75,20 @@ def answered(
 ) -> OwnedPartition | None:
     """Return the partition after an answer; None if the answer is for another epoch or range.
 
-    After each failure the member waits longer before the next try.
+    The delay before the next try grows with each failure.
     """
     letter = owned.dead_letter if owned is not None and owned.epoch == event.letter.epoch else None
     if owned is None or letter is None or letter.command.range != event.letter.range:
         return None
     if isinstance(event, DeadLetterStored):
-        return replace(owned, dead_letter=replace(letter, is_stored=True, problem=""))
+        return owned._replace(dead_letter=replace(letter, is_stored=True, problem=""))
     due_at = now + min(_MAX_WAIT_S, retry_s * 2 ** min(letter.failures, _MAX_DOUBLINGS))
     failed = replace(letter, problem=event.reason, failures=letter.failures + 1, due_at=due_at)
-    return replace(owned, dead_letter=failed)
+    return owned._replace(dead_letter=failed)
 
 
 def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> Progress:
-    """Return the progress of a range: done if it is still exhausted after its letter was stored."""
+    """Return the progress: done if the range is still exhausted after its letter was stored."""
     return (
         DeadLettered(progress.run_id)
         if isinstance(progress, Exhausted) and _is_stored(owned, range_)
@@ -109,8 +110,10 @@ def why_obsolete(owned: OwnedPartition, entry: LedgerEntry, progress: Progress) 
     )
 
 
-def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | None:
-    """Return why failed runs stop the partition; None while it continues automatically."""
+def why_stopped(
+    owned: OwnedPartition, dead_letter_topic: str | None, backoff: RetryBackoff
+) -> Reason | None:
+    """Return why failed runs stop the partition, or None if they do not."""
     blocked = owned.ledger.blocked if owned.ledger else None
     if blocked is None:
         return None
@@ -120,7 +123,7 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
     if deleted is not None:
         return deleted
     if not isinstance(progress, Exhausted) or dead_letter_topic is None or progress.is_cancelled:
-        return why_blocked(range_, progress, entry.batch_id)
+        return why_blocked(range_, progress, entry.batch_id, backoff)
     letter = owned.dead_letter
     if (
         isinstance(entry.progress, InFlight)
@@ -129,10 +132,10 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
         or not letter.problem
     ):
         return None
-    return (
+    return Reason(
         f"{owned.partition}: {describe_failures(progress, range_)}, and the range could not be "
-        f"recorded in the dead-letter topic {dead_letter_topic}: {letter.problem}. The member "
-        "retries"
+        f"recorded in the dead-letter topic {dead_letter_topic}: {letter.problem}",
+        "The member retries",
     )
 
 
@@ -141,7 +144,7 @@ def _is_stored(owned: OwnedPartition, range_: OffsetRange) -> bool:
     return letter is not None and letter.is_stored and letter.command.range == range_
 
 
-def _why_deleted(owned: OwnedPartition, range_: OffsetRange) -> str | None:
+def _why_deleted(owned: OwnedPartition, range_: OffsetRange) -> Reason | None:
     """Why no run can read the records of a range."""
     if owned.bounds is None:
         return None

@@ -34,7 +34,7 @@ class DirectiveCancels:
         return min((at for at, _ in self._repeats.values()), default=float("inf"))
 
     def due(self, partitions: Iterable[OwnedPartition], now: float) -> Iterable[CancelRuns]:
-        """Cancel all runs of stopped partitions, and the unstarted runs of paused ones."""
+        """Cancel all runs of stopped partitions, and the unstarted runs of paused partitions."""
         unwanted: dict[Directive, set[str]] = {}
         for owned in partitions:
             if owned.directive is not None:

@@ -6,27 +6,27 @@ an answer, and repeating it is safe; the engine reissues those that still matter
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
+from dagster_rebalance.core.batches.engine_settings import ROUNDING_S
 from dagster_rebalance.core.batches.planning import plan
 from dagster_rebalance.core.engine import dead_letter_policy
+from dagster_rebalance.core.engine.agenda import Agenda
+from dagster_rebalance.core.engine.claimed_work import ClaimedWork
 from dagster_rebalance.core.engine.directive_cancels import DirectiveCancels
-from dagster_rebalance.core.engine.refresh import Refresh, due_times
-from dagster_rebalance.core.engine.run_requests import (
-    batches_in_flight,
-    due_requests,
-    requested_range,
-)
+from dagster_rebalance.core.engine.record_budget import DueRecords, RecordBudget
+from dagster_rebalance.core.engine.refresh import Refresh
+from dagster_rebalance.core.engine.run_requests import requested_range, requested_ranges
 from dagster_rebalance.core.engine.run_results import apply_runs
 from dagster_rebalance.core.model import commands, events
+from dagster_rebalance.core.model.commit_parts import most_parts
 from dagster_rebalance.core.model.directives import Directive, in_force, new_retries
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import Log, names_of
-from dagster_rebalance.core.model.run_snapshot import RunSnapshot
-from dagster_rebalance.core.partitions.assigned import AssignedPartitions
+from dagster_rebalance.core.partitions.assigned import AssignedPartitions, Role
 from dagster_rebalance.core.partitions.owned import (
     OwnedPartition,
     Refused,
@@ -41,14 +41,14 @@ from dagster_rebalance.core.partitions.recovery import (
     restore,
 )
 from dagster_rebalance.core.partitions.state_machine import Change, Phase
+from dagster_rebalance.core.partitions.unrecorded import NOTHING
 from dagster_rebalance.core.revokes.hold import Forecast, HeldPartitions
 from dagster_rebalance.core.runs.progress import (
     InFlight,
     Succeeded,
-    other_streaming_runs,
-    unclaimed_runs,
 )
 from dagster_rebalance.core.runs.retry import why_not_ended, why_not_started
+from dagster_rebalance.core.runs.run_index import RunIndex
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from dagster_rebalance.core.streaming.stream_claims import StreamClaims
 
@@ -56,13 +56,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.batches.engine_settings import EngineSettings
+    from dagster_rebalance.core.engine.run_requests import RequestedRanges
     from dagster_rebalance.core.model.offsets import TopicPartition
-    from dagster_rebalance.core.model.run_snapshot import BatchRequest
+    from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
     from dagster_rebalance.core.revokes.hold import Hold
 
     _Commands: TypeAlias = Iterable[commands.Command]
-
-_ROUNDING_S = 1e-6
 
 
 class Engine:
@@ -81,13 +80,16 @@ class Engine:
         self._last_tick_at = self._now = now
         self._rechecked_at = float("-inf")
         self._requested_since: dict[BatchRequest, float] = {}
-        self._requests: tuple[object, object, object, tuple[BatchRequest, ...]] | None = None
-        self._claimed: tuple[object, frozenset[str]] | None = None
         self._quiet: tuple[int, float] | None = None
+        self.record_budget = RecordBudget(settings.records_per_minute, now)
+        self._due_records = DueRecords(settings, self.partitions, self.record_budget)
+        self._agenda = Agenda(settings, self.partitions)
+        self._claimed_work = ClaimedWork(settings, self.partitions)
         self._streaming = StreamClaims(settings, new_batch_id)
         self._held = HeldPartitions(settings, self.partitions, self._streaming)
         self._refresh = Refresh(settings, self.partitions)
         self._directive_cancels = DirectiveCancels(settings.retry_s)
+        self._late: tuple[float, object, RequestedRanges] = (now, None, {})
         self._handlers: dict[type[object], Callable[..., _Commands]] = {
             events.PartitionsAssigned: self._on_assigned,
             events.RevokeRequested: self._on_revoke_requested,
@@ -102,7 +104,7 @@ class Engine:
             events.DeadRunEnded: self._on_dead_run_ended,
             events.BoundsRead: self._on_bounds,
             events.OffsetsWritten: self._on_written,
-            events.CommitRecorded: self._on_recorded,
+            events.CommitsRecorded: self._on_recorded,
             events.DeadLetterStored: self._on_dead_letter,
             events.DeadLetterFailed: self._on_dead_letter,
         }
@@ -112,7 +114,7 @@ class Engine:
         return (*self.apply(event, now), *self.decide(now))
 
     def apply(self, event: events.Event, now: float) -> tuple[commands.Command, ...]:
-        """Apply an event. Call `decide` after the last of the events that arrived together."""
+        """Apply an event. If several events arrive together, call `decide` after the last one."""
         self._now = now
         if type(event) is not events.TimePassed:
             self._quiet = None
@@ -121,22 +123,24 @@ class Engine:
     def decide(self, now: float) -> tuple[commands.Command, ...]:
         """Return the commands that follow from all events so far.
 
-        While nothing changes and nothing is due, there are no commands, and the cost of a turn of
-        the member loop does not grow with the number of partitions.
+        The duration of a call depends on what has changed or is due, and not on the number of
+        partitions.
         """
         self._now = now
         if self._is_quiet(now):
-            self._refresh.stay(now)
+            self._refresh.note_unchanged(now)
             return ()
-        decided = (
-            *self._store_dead_letters(now),
-            *self._commit(now),
-            *self._record(now),
+        due = [owned.partition for owned in self._due(now)]
+        decided = [
+            *self._store_dead_letters(due, now),
+            *self._record(due, now),  # first, so that the next commit does not join this record
+            *self._commit(due, now),
             *self._held.advance(now),
-            *self._directive_cancels.due(self.partitions.busy, now),
+            *self._directive_cancels.due(self.partitions.of(Role.DIRECTED), now),
             *self._claim_again(now),
-            *self._claim(now),
-            *self._refresh.due(
+        ]
+        reads = tuple(
+            self._refresh.due(
                 # A working run without a claim has no entry. It may be deleted or marked as ended
                 # in Dagster before its process ends.
                 self.liveness.batch_ids,
@@ -145,10 +149,14 @@ class Engine:
                 directives_epoch=self._directives_epoch,
                 is_holding=bool(self.holds),
                 is_leaving=self.leaving is not None,
-            ),
+                is_at_work=self.settings.worker != "" and not self._has_room(now),
+            )
         )
+        if not (self.settings.worker and self._refresh.awaits_bounds(now)):
+            decided += self._claim(now)
+        decided += reads
         self._quiet = None if decided else self._quiet_until(now)
-        return decided
+        return tuple(decided)
 
     def _is_quiet(self, now: float) -> bool:
         return (
@@ -157,21 +165,26 @@ class Engine:
             and now < self._quiet[1]
         )
 
+    def _due(self, now: float) -> list[OwnedPartition]:
+        """The partitions about which decisions may have changed."""
+        return self._agenda.take(now)
+
     def _quiet_until(self, now: float) -> tuple[int, float] | None:
         """The version of the partitions that needs no decision, and until when; None if unknown."""
-        is_claiming_again = self._streaming.may_claim_again(self.partitions.busy)
-        if self.holds or self.leaving is not None or (is_claiming_again and self._due_requests):
+        if self.partitions.has_changed or self.holds or self.leaving is not None:
+            return None
+        if self._due_requests and self._streaming.may_claim_again(self._claims):
             return None
         times = (
-            *self._refresh.next_due(now, directives_epoch=self._directives_epoch),
+            *self._refresh.next_due(
+                now, epoch=self._epoch, directives_epoch=self._directives_epoch
+            ),
             self._directive_cancels.next_due,
-            *(at for owned in self.partitions.busy for at in due_times(owned, self.settings)),
+            self._due_records.next_due(now),
         )
-        # Some decisions compare `now - since` with a limit, which rounds differently.
-        early = (at - _ROUNDING_S for at in times)
-        return self.partitions.version, min(
-            (at for at in early if at > now - 2 * _ROUNDING_S), default=float("inf")
-        )
+        early = (at - ROUNDING_S for at in times)
+        at = min((at for at in early if at > now - 2 * ROUNDING_S), default=float("inf"))
+        return self.partitions.version, min(at, self._agenda.next_due)
 
     @property
     def batch_requests(self) -> tuple[BatchRequest, ...]:
@@ -180,45 +193,33 @@ class Engine:
 
     @property
     def _due_requests(self) -> tuple[BatchRequest, ...]:
-        """Cached for each state: a turn of the member loop reads it several times."""
-        since = self._quiet if self._is_quiet(self._now) else self._now
-        busy, cached = self.partitions.busy, self._requests
-        if (
-            cached is None
-            or cached[0] is not since
-            or cached[1] is not busy
-            or cached[2] is not self.directives
-        ):
-            requests = due_requests(
-                busy,
-                self._now,
-                max_runs=self.settings.limits.max_runs_in_flight,
-                directives=self.directives,
-                worker=self.settings.worker,
-            )
-            self._requests = cached = (since, busy, self.directives, requests)
-        return cached[3]
+        return self._claimed_work.requests(self._now, self.directives)
+
+    @property
+    def _claims(self) -> list[OwnedPartition]:
+        self._claimed_work.look(self._now)
+        return self._claimed_work.partitions
 
     @property
     def has_settled(self) -> bool:
         """Whether all assigned partitions are restored and their available records are claimed."""
-        return bool(self.partitions) and not any(
-            owned.phase is Phase.RESTORING
-            or (owned.pending is not None and not owned.pending.refused)
-            for owned in self.partitions.busy
-        )
+        return bool(self.partitions) and not self.partitions.has(Role.UNSETTLED)
 
     @property
     def claimed(self) -> frozenset[str]:
-        """The ids of batches with a claim on an assigned partition, cached for each state."""
-        busy, cached = self.partitions.busy, self._claimed
-        if cached is None or cached[0] is not busy:
-            claimed = frozenset(e.batch_id for owned in busy for e in owned.known_entries)
-            self._claimed = cached = (busy, claimed)
-        return cached[1]
+        """The ids of batches with a claim on an assigned partition."""
+        return self._claimed_work.batch_ids(self._now)
+
+    def count_group(self, partitions: int) -> None:
+        """Set the number of partitions in the topics of the group, for the share of the budget."""
+        self._due_records.group_partitions = partitions
+
+    def owe_records(self, records: int, now: float) -> None:
+        """Count records that do not wait, such as observations, towards the budget of the group."""
+        self.record_budget.owe(records, now)
 
     def log_of(self, partition: TopicPartition) -> Log:
-        """The log of a partition, as far as the member knows it."""
+        """The identity of a partition's log, as far as it is known."""
         owned = self.partitions.get(partition)
         return Log() if owned is None else owned.log
 
@@ -234,8 +235,13 @@ class Engine:
 
     @property
     def held(self) -> frozenset[TopicPartition]:
-        """The partitions whose revoke must be delayed."""
-        return self._held.revoked if self._held.holds else frozenset()
+        """The partitions whose revoke must be delayed; the same set until they change."""
+        return self._held.revoked
+
+    @property
+    def given_up(self) -> frozenset[TopicPartition]:
+        """The partitions of all holds; the same set until they change."""
+        return self._held.held
 
     # Events from Kafka
 
@@ -279,6 +285,7 @@ class Engine:
         return self._held.lose(event, now)
 
     def _on_stored_offsets(self, event: events.StoredOffsetsRead, _now: float) -> _Commands:
+        self._refresh.stored_offsets_were_read(len(event.epochs))
         for partition, epoch in event.epochs.items():
             owned = self.partitions.get(partition)
             if (
@@ -296,7 +303,7 @@ class Engine:
                 foreign_metadata=self.settings.foreign_metadata,
             )
             if isinstance(restored, Refused):
-                yield from self._stop(replace(owned, refused=restored), restored.reason)
+                yield from self._stop(owned._replace(refused=restored), restored.reason)
                 continue
             self.partitions[partition] = restored
             self._refresh.read_runs()
@@ -307,18 +314,22 @@ class Engine:
                 yield moved
 
     def _on_bounds(self, event: events.BoundsRead, now: float) -> _Commands:
-        for partition, bounds in event.bounds.items():
+        self._refresh.bounds_were_read()
+        for partition, bounds in self.partitions.news_in(event.bounds):
             owned = self.partitions.get(partition)
-            if owned is None or owned.ledger is None or (owned.is_idle and owned.bounds == bounds):
+            if owned is None or owned.ledger is None:
+                continue
+            if owned.bounds == bounds and owned.is_done_with_bounds:
                 continue
             ledger, transaction = (
                 owned.ledger,
                 track_transaction(owned.open_transaction, bounds, now),
             )
             is_changed = owned.open_transaction != transaction
-            self.partitions[partition] = owned = replace(
-                owned.with_bounds(bounds, now), open_transaction=transaction
-            )
+            owned = owned.with_bounds(bounds, now)
+            if is_changed:
+                owned = owned._replace(open_transaction=transaction)
+            self.partitions[partition] = owned
             if is_changed:
                 yield from self._stop_or_resume(owned)
                 owned = self.partitions[partition]
@@ -335,15 +346,19 @@ class Engine:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
     def _on_written(self, event: events.OffsetsWritten, now: float) -> _Commands:
+        most = most_parts(len(self.partitions))
         for write in event.written:
             owned = self.partitions.get(write.partition)
             if owned is not None and owned.epoch == write.epoch:
-                yield from self._apply_written(owned, owned.written(write, now))
+                after = owned.written(write, now, most)
+                if self._streaming.claims_ahead and after.bounds is not None:
+                    after = after.with_bounds(after.bounds, now)  # the rest may be claimed ahead
+                yield from self._apply_written(owned, after)
         for write, reason in event.refused:
             owned = self.partitions.get(write.partition)
             if owned is not None and owned.pending is not None and owned.pending.write == write:
-                self.partitions[write.partition] = refused = replace(
-                    owned, pending=replace(owned.pending, refused=reason)
+                self.partitions[write.partition] = refused = owned._replace(
+                    pending=owned.pending._replace(refused=reason)
                 )
                 yield from self._stop_or_resume(refused)
         for write, failure in event.failed:
@@ -360,16 +375,16 @@ class Engine:
         changed = f"another client has changed the stored offset of {owned.partition}: "
         if owned.phase is Phase.DRAINING and owned.live_runs:
             yield commands.Note(f"{changed}no further commits; waiting for its runs")
-            overtaken = replace(owned, pending=None, unrecorded=None, has_foreign_write=True)
+            overtaken = owned._replace(pending=None, unrecorded=NOTHING, has_foreign_write=True)
             self.partitions[owned.partition] = overtaken
         else:
             yield commands.Note(f"{changed}reading it again")
-            self.partitions[owned.partition] = replace(self._distrusted(owned), previous=None)
+            self.partitions[owned.partition] = self._distrusted(owned)._replace(previous=None)
             yield from _passed_deletion(owned)
 
     def _apply_written(self, before: OwnedPartition, after: OwnedPartition) -> _Commands:
         self.partitions[after.partition] = after
-        if any(entry.taken_from for entry in after.entries):
+        if any(entry.previous_batch_id for entry in after.entries):
             self._refresh.read_runs()
         self._note_committed(before, after)
         if not after.is_behind_deletion:
@@ -378,9 +393,9 @@ class Engine:
             yield from self._stop_or_resume(after)
 
     def _note_committed(self, before: OwnedPartition, after: OwnedPartition) -> None:
-        record = after.unrecorded
-        if record is None or record == before.unrecorded:
+        if after.unrecorded == before.unrecorded or not after.unrecorded:
             return
+        record = after.unrecorded.parts[-1]
         if record.claim_to_commit_s is not None:
             self.forecast = self.forecast.with_duration(record.claim_to_commit_s)
         succeeded = {
@@ -392,8 +407,7 @@ class Engine:
 
     def _distrusted(self, owned: OwnedPartition) -> OwnedPartition:
         self._refresh.read_stored_offsets()
-        distrusted = replace(
-            owned,
+        distrusted = owned._replace(
             previous=owned if owned.ledger is not None else None,
             pending=None,
             ledger=None,
@@ -423,8 +437,9 @@ class Engine:
             yield from self._on_leave_requested(events.LeaveRequested(reason), now)
         if now - self._rechecked_at >= self.settings.recheck_s:
             self._rechecked_at = now
-            for owned in [o for o in self.partitions.busy if o.needs_operator]:
-                self.partitions[owned.partition] = self._distrusted(owned)
+            for owned in self.partitions.of(Role.TROUBLED):
+                if owned.needs_operator:
+                    self.partitions[owned.partition] = self._distrusted(owned)
 
     def _on_directives(self, event: events.DirectivesRead, _now: float) -> _Commands:
         # A new member retries everything on assignment, so earlier retry directives are done.
@@ -454,7 +469,7 @@ class Engine:
         exhausted_too = self.settings.dead_letter_topic is None
         covered = [owned for owned in self.partitions.values() if directive.covers(owned.partition)]
         for owned in covered:
-            tried = owned.due_now(exhausted_too=exhausted_too)
+            tried = owned.with_all_due(exhausted_too=exhausted_too)
             is_stopped = tried.needs_operator
             self.partitions[owned.partition] = self._distrusted(tried) if is_stopped else tried
         if covered:
@@ -466,11 +481,8 @@ class Engine:
         if not event.is_from_worker:
             event = replace(event, runs=self.liveness.with_deleted(event.runs, event.batch_ids))
             yield from self._check_liveness(event.runs, now)
-        runs = defaultdict[str, list[RunSnapshot]](list)
-        for run in event.runs:
-            runs[run.batch_id].append(run)
-        working = tuple(run for run in event.runs if run.may_work)
-        for owned in self.partitions.busy:
+        runs = RunIndex(event.runs)
+        for owned in self._concerned(event.batch_ids, now):
             if owned.ledger is None:
                 continue
             results = apply_runs(
@@ -480,9 +492,18 @@ class Engine:
             self.partitions[owned.partition] = results.owned
             is_known = event.with_live and results.covers_all
             if owned.phase is Phase.RESTORING and is_known and self._knows_directives(owned):
-                yield from self._restore(results.owned, working, now)
+                yield from self._restore(results.owned, runs, now)
             yield from self._stop_or_resume(self.partitions[owned.partition])
             yield from self._check_claims(self.partitions[owned.partition], results.refused)
+
+    def _concerned(self, batch_ids: Iterable[str], now: float) -> list[OwnedPartition]:
+        """The partitions that a read of the runs of these batches may change."""
+        partitions = self.partitions
+        others = (*partitions.restoring(is_read=True), *partitions.of(Role.TROUBLED, Role.UNREAD))
+        concerned = partitions.claimed_by(batch_ids).union(map(attrgetter("partition"), others))
+        if self._late_requests(now) or self._stuck_runs(now):
+            concerned.update(owned.partition for owned in self.partitions.of(Role.CLAIMED))
+        return self.partitions.by_epoch(concerned)
 
     def _knows_directives(self, owned: OwnedPartition) -> bool:
         """Whether the directives were read after the partition was assigned."""
@@ -509,10 +530,10 @@ class Engine:
         new = refused - owned.rechecked_runs
         if new and owned.phase.is_kept and owned.pending is None:
             yield commands.Note(
-                f"reading the claims of {owned.partition} again, because "
-                f"{', '.join(sorted(new))} refused to work"
+                f"reading the claims of {owned.partition} again, because the start check refused "
+                f"{', '.join(sorted(new))}"
             )
-            doubted = replace(owned, rechecked_runs=owned.rechecked_runs | new)
+            doubted = owned._replace(rechecked_runs=owned.rechecked_runs | new)
             self.partitions[owned.partition] = self._distrusted(doubted)
 
     def _on_dead_run_ended(self, event: events.DeadRunEnded, _now: float) -> _Commands:
@@ -520,20 +541,18 @@ class Engine:
         self._refresh.read_runs()  # a deleted run may still be in the last result
         return ()
 
-    def _restore(
-        self, owned: OwnedPartition, runs: tuple[RunSnapshot, ...], now: float
-    ) -> _Commands:
+    def _restore(self, owned: OwnedPartition, runs: RunIndex, now: float) -> _Commands:
         claims = [(entry.range, entry.batch_id) for entry in owned.entries]
         streams = {batch.run_id for _, name in claims if (batch := StreamBatch.parse(name))}
         blocked_by = (
-            *unclaimed_runs([owned.ahead], claims, runs),
-            *other_streaming_runs(owned.partition, streams | {self.settings.worker}, runs),
+            *runs.unclaimed(owned.ahead, claims),
+            *runs.other_streams(owned.partition, streams | {self.settings.worker}),
         )
         if blocked_by:
-            blocked = replace(owned, blocked_by=blocked_by)
+            blocked = owned._replace(blocked_by=blocked_by)
             yield from self._show_stop(blocked, self._not_ended(blocked) or owned.stop_reason)
             return
-        self.partitions[owned.partition] = replace(owned.restored(now), stop_reason="")
+        self.partitions[owned.partition] = owned.restored(now)._replace(stop_reason="")
         if owned.stop_reason:
             yield commands.ShowStop(owned.partition, "")
         for entry in owned.entries:
@@ -547,7 +566,9 @@ class Engine:
 
     def _stop_or_resume(self, owned: OwnedPartition) -> _Commands:
         reason = (
-            dead_letter_policy.why_stopped(owned, self.settings.dead_letter_topic)
+            dead_letter_policy.why_stopped(
+                owned, self.settings.dead_letter_topic, self.settings.backoff
+            )
             or refused_write(owned)
             or why_hanging(owned.partition, owned.open_transaction)
             or self._unanswered(owned)
@@ -558,45 +579,52 @@ class Engine:
         elif reason is not None and owned.phase is Phase.STOPPED and reason != owned.stop_reason:
             yield from self._show_stop(owned, reason)
         elif reason is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
-            self.partitions[owned.partition] = replace(
-                owned.changed(Change.STOP_CLEARED), stop_reason=""
+            self.partitions[owned.partition] = owned.changed(Change.STOP_CLEARED)._replace(
+                stop_reason=""
             )
             yield commands.ShowStop(owned.partition, "")
 
+    def _late_requests(self, now: float) -> RequestedRanges:
+        """The ranges of requests that have been waiting for their run for too long."""
+        if self._late[:2] != (now, self._requested_since):
+            limit_s = self.settings.stalled_after_s
+            late = (one for one, since in self._requested_since.items() if now - since >= limit_s)
+            self._late = (now, self._requested_since, requested_ranges(late))
+        return self._late[2]
+
+    def _stuck_runs(self, now: float) -> frozenset[str]:
+        """The dead runs that could not be ended for too long."""
+        return self.liveness.not_ended(now - self.settings.stalled_after_s)
+
     def _unanswered(self, owned: OwnedPartition) -> str | None:
-        limit_s = self.settings.stalled_after_s
-        late = {
-            request
-            for request, since in self._requested_since.items()
-            if self._now - since >= limit_s
-        }
+        late = self._late_requests(self._now)
         found = requested_range(owned, late, self._now) if late else None
-        return None if found is None else why_not_started(found[0], found[1].run_key, limit_s)
+        if found is None:
+            return None
+        return why_not_started(found[0], found[1].run_key, self.settings.stalled_after_s)
 
     def _not_ended(self, owned: OwnedPartition) -> str | None:
-        limit_s = self.settings.stalled_after_s
-        waited_for = owned.live_runs.union(owned.blocked_by)
-        stuck = sorted(self.liveness.not_ended(self._now - limit_s) & waited_for)
-        return why_not_ended(owned.partition, stuck[0], limit_s) if stuck else None
+        stuck = self._stuck_runs(self._now)
+        stuck = stuck and stuck & owned.live_runs.union(owned.blocked_by)
+        if not stuck:
+            return None
+        return why_not_ended(owned.partition, min(stuck), self.settings.stalled_after_s)
 
     def _stop(self, owned: OwnedPartition, reason: str) -> _Commands:
-        return self._show_stop(replace(owned.changed(Change.STOP_CAUSED), previous=None), reason)
+        return self._show_stop(owned.changed(Change.STOP_CAUSED)._replace(previous=None), reason)
 
     def _show_stop(self, owned: OwnedPartition, reason: str) -> _Commands:
-        self.partitions[owned.partition] = replace(owned, stop_reason=reason)
+        self.partitions[owned.partition] = owned._replace(stop_reason=reason)
         if is_new_reason(reason, owned.stop_reason):
             yield commands.ShowStop(owned.partition, reason)
 
-    def _on_recorded(self, event: events.CommitRecorded, now: float) -> _Commands:
-        partition = event.record.range.topic_partition
-        owned = self.partitions.get(partition)
-        if owned is not None and owned.unrecorded == event.record:
-            self.partitions[partition] = replace(
-                owned,
-                unrecorded=None,
-                recorded_at=None,
-                record_due_at=now + self.settings.record_every_s,
-            )
+    def _on_recorded(self, event: events.CommitsRecorded, _now: float) -> _Commands:
+        of: dict[TopicPartition, list[commands.RecordCommit]] = {}
+        for record in event.records:
+            of.setdefault(record.range.topic_partition, []).append(record)
+        for owned in self.partitions.known(of):
+            unrecorded = owned.unrecorded.recorded(of[owned.partition])
+            self.partitions[owned.partition] = owned._replace(unrecorded=unrecorded)
         return ()
 
     def _on_dead_letter(
@@ -616,68 +644,78 @@ class Engine:
 
     # Decisions
 
-    def _store_dead_letters(self, now: float) -> _Commands:
-        for owned in self.partitions.busy if self.settings.dead_letter_topic else ():
+    def _store_dead_letters(self, due: list[TopicPartition], now: float) -> _Commands:
+        if not self.settings.dead_letter_topic:
+            return
+        for owned in self.partitions.known(due):
             letter = dead_letter_policy.due_letter(owned, now, self.settings.retry_s)
             if letter is not None:
-                self.partitions[owned.partition] = replace(owned, dead_letter=letter)
+                self.partitions[owned.partition] = owned._replace(dead_letter=letter)
                 yield letter.command
 
-    def _commit(self, now: float) -> _Commands:
+    def _commit(self, due: list[TopicPartition], now: float) -> _Commands:
         writes = []
-        for owned in self.partitions.busy:
+        for owned in self.partitions.known(due):
             pending = owned.pending
             is_stopped_by_it = (
                 owned.phase is Phase.STOPPED and pending is not None and pending.refused
             )
             wait_s = self.settings.recheck_s if is_stopped_by_it else self.settings.retry_s
             if pending is not None and now - pending.last_sent_at >= wait_s:
-                pending = replace(pending, resent_at=now)
+                pending = pending._replace(resent_at=now)
             elif pending is None:
                 pending = owned.first_write(now) or owned.commit_write(now)
             if pending is not None and pending is not owned.pending:
-                self.partitions[owned.partition] = replace(owned, pending=pending)
+                self.partitions[owned.partition] = owned._replace(pending=pending)
                 writes.append(pending.write)
         return [commands.WriteOffsets(tuple(writes))] if writes else []
 
-    def _record(self, now: float) -> _Commands:
-        for owned in self.partitions.busy:
-            record = owned.unrecorded
-            if record is None or owned.phase is Phase.RESTORING or not owned.is_record_due(now):
-                continue
-            if owned.recorded_at is None or now - owned.recorded_at >= self.settings.retry_s:
-                self.partitions[owned.partition] = replace(owned, recorded_at=now)
-                yield record
+    def _record(self, due: list[TopicPartition], now: float) -> _Commands:
+        issued = self._due_records.issue(self.partitions.known(due), now)
+        return [commands.RecordCommits(issued)] if issued else []
 
     def _claim_again(self, now: float) -> _Commands:
-        if self._streaming.may_claim_again(self.partitions.busy):
-            request = next(iter(self._due_requests), None)
+        request = next(iter(self._due_requests), None)
+        if request is not None and self._streaming.may_claim_again(self._claims):
             yield from self._streaming.claim_again(request, self.partitions, now)
+
+    def _in_flight(self, now: float) -> frozenset[str]:
+        retries = not (self.settings.worker and self._streaming.is_new_next)
+        return self._claimed_work.in_flight(now, retries=retries)
+
+    def _has_room(self, now: float) -> bool:
+        """Whether another batch may be claimed; a streaming run has one at a time."""
+        return len(self._in_flight(now)) < self.settings.limits.max_runs_in_flight
 
     def _claim(self, now: float) -> _Commands:
         worker = self.settings.worker
         has_ticks = now - self._last_tick_at <= self.settings.plan_patience_s
         if self.leaving is not None or not (has_ticks or worker):
             return
+        if not self.partitions.has(Role.MORE):
+            return
         if (
             worker and self.batch_requests
         ):  # the worker begins its claimed batch before the next claim
             return
-        retries = not (worker and self._streaming.is_new_next)
-        in_flight = batches_in_flight(self.partitions.busy, now, worker=worker, retries=retries)
+        in_flight = self._in_flight(now)
+        is_ahead = len(in_flight) >= self.settings.limits.max_runs_in_flight
+        if is_ahead and not self._streaming.may_claim_ahead(in_flight, self._claims):
+            return
         batches = plan(
-            [backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None],
+            [*self._streaming.backlogs(self.partitions.of(Role.MORE), is_ahead=is_ahead)],
             self.settings.limits,
-            runs_in_flight=len(in_flight),
+            runs_in_flight=0 if is_ahead else len(in_flight),
             new_batch_id=self._new_batch_id,
             now=now,
+            only_full=is_ahead,
         )
         writes = []
         for batch in batches:
             for range_ in batch.ranges:
                 owned = self.partitions[range_.topic_partition]
-                pending = owned.claim_write(batch.batch_id, range_.until, now)
-                self.partitions[owned.partition] = replace(owned, pending=pending)
+                pending = owned.claim_write(batch.batch_id, range_.until, now, is_early=is_ahead)
+                self.partitions[owned.partition] = owned._replace(pending=pending)
                 writes.append(pending.write)
         if writes:
             self._streaming.is_new_next = False

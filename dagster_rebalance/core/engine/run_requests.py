@@ -8,7 +8,8 @@ runs, so one bad record does not block the other ranges of its batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
@@ -16,7 +17,7 @@ from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted, InFlight, ToRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange
@@ -32,16 +33,16 @@ def due_requests(
     directives: Sequence[Directive] = (),
     worker: str = "",
 ) -> tuple[BatchRequest, ...]:
-    """Return the runs to request now.
+    """Return the runs to request now. A `worker` processes the ranges of a partition in order.
 
     One run processes the ranges of a batch that have the same attempt. A failed range gets a
-    separate run, as does an interrupted one with a `worker`. A batch is not requested while one of
-    its claims is still being written, so it is not split over two runs.
+    separate run; with a `worker`, so does an interrupted range. A batch is not requested while one
+    of its claims is still being written, so it is not split over two runs.
 
-    Failed ranges are requested while fewer than `max_runs` runs are working or requested, the range
-    with the longest wait first; with a `worker`, other runs do not count. A run that Dagster has
+    Failed ranges are requested while fewer than `max_runs` runs are working or requested, longest
+    wait first. With a `worker` (a streaming run), other runs do not count. A run that Dagster has
     created but not submitted is not requested again while `directives` pause one of its partitions,
-    even one of another member.
+    even a partition of another member.
     """
     partitions = tuple(partitions)
     partly_claimed = {
@@ -51,21 +52,22 @@ def due_requests(
     }
     together: dict[tuple[str, int, bool], list[OffsetRange]] = {}
     alone: list[tuple[float, BatchRequest]] = []
-    requests: dict[BatchRequest, None] = {}
-    for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
+    unsubmitted: dict[str, RunSnapshot] = {}
+    for entry in (e for owned in partitions for e in _requestable(owned, now, worker)):
         match entry.progress:
             case InFlight(unsubmitted=RunSnapshot() as run):
-                if not any(in_force(directives, range_.topic_partition) for range_ in run.ranges):
-                    request = BatchRequest(
-                        run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id
-                    )
-                    requests[request] = None
+                unsubmitted[run.run_id] = run
             case ToRequest(attempt, failures=0) as wanted if not (worker and wanted.interruptions):
                 if entry.batch_id not in partly_claimed:
                     key = (entry.batch_id, attempt, entry.is_own)
                     together.setdefault(key, []).append(entry.range)
             case _:
                 alone.append((entry.due_at, _request_alone(entry)))
+    requests = dict.fromkeys(
+        BatchRequest(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)
+        for run in unsubmitted.values()
+        if not any(in_force(directives, range_.topic_partition) for range_ in run.ranges)
+    )
     requests |= dict.fromkeys(
         BatchRequest(batch_id, attempt, tuple(sorted(ranges)), is_own=is_own)
         for (batch_id, attempt, is_own), ranges in together.items()
@@ -82,17 +84,25 @@ def due_requests(
     return (*requests, *(request for _, request in alone[:room]))
 
 
-def requested_range(
-    owned: OwnedPartition, requests: Collection[BatchRequest], now: float
-) -> tuple[OffsetRange, BatchRequest] | None:
-    """Return the first range of a partition that is in one of the requests, and that request."""
-    by_range = {
+RequestedRanges: TypeAlias = "Mapping[tuple[str, int, OffsetRange], BatchRequest]"
+"""Requests by batch id, attempt and range."""
+
+
+def requested_ranges(requests: Iterable[BatchRequest]) -> RequestedRanges:
+    """Return the ranges of requests."""
+    return {
         (request.batch_id, request.attempt, range_): request
         for request in requests
         for range_ in request.ranges
     }
+
+
+def requested_range(
+    owned: OwnedPartition, requests: RequestedRanges, now: float
+) -> tuple[OffsetRange, BatchRequest] | None:
+    """Return the first range of a partition that is in one of the requests, and that request."""
     found = (
-        (entry.range, by_range.get((*_run_of(entry), entry.range)))
+        (entry.range, requests.get((*_run_of(entry), entry.range)))
         for entry in _requestable(owned, now)
     )
     return next(((range_, request) for range_, request in found if request is not None), None)
@@ -105,7 +115,8 @@ def batches_in_flight(
 
     A batch counts if a run works on it, or is or will be requested for it. It does not count while
     it is delayed or its partition is stopped or draining, nor, with a `worker`, if it is the batch
-    of another run. Failed ranges that are due count only with `retries`.
+    of another run. Failed ranges that are due count only with `retries`. The batch that a `worker`
+    has claimed ahead counts.
     """
     batch_ids = set()
     for owned in partitions:
@@ -117,10 +128,10 @@ def batches_in_flight(
             if isinstance(entry.progress, InFlight)
             and (not worker or worker in entry.progress.run_ids)
         }
-        batch_ids |= {entry.batch_id for entry in owned.entries if entry.is_takeover_open}
+        batch_ids |= {entry.batch_id for entry in owned.entries if entry.is_reassignment_open}
         batch_ids |= {
             entry.batch_id
-            for entry in _requestable(owned, now)
+            for entry in (*_requestable(owned, now, worker), *_ahead(owned, worker))
             if retries or not _has_failed(entry)
         }
     return frozenset(batch_ids)
@@ -133,31 +144,41 @@ def _has_failed(entry: LedgerEntry) -> bool:
     )
 
 
-def _requestable(owned: OwnedPartition, now: float) -> Iterable[LedgerEntry]:
+def _ahead(owned: OwnedPartition, worker: str) -> Iterable[LedgerEntry]:
+    """The range that a worker has claimed behind the range that it is working on."""
+    if not worker or not owned.phase.may_plan or owned.directive is not None:
+        return
+    for before, entry in pairwise(owned.entries):
+        if worker in before.live_runs and entry.is_early:
+            yield entry
+
+
+def _requestable(owned: OwnedPartition, now: float, worker: str = "") -> Iterable[LedgerEntry]:
     """The ranges of a partition for which a run may be requested.
 
-    A stopped partition has only its first undone range, and a paused one has none. A partition
-    whose write Kafka refuses has none either, because its results could not be committed.
+    A stopped partition, or one of a worker, has only its first undone range, and a paused one has
+    none. A partition whose write Kafka refuses has none either, because its results could not be
+    committed.
     """
     if owned.directive is not None or (owned.pending is not None and owned.pending.refused):
         return []
     undone = [entry for entry in owned.entries if entry.completed_by is None]
-    if owned.phase is Phase.STOPPED:
-        undone = undone[:1]
-    elif not owned.phase.may_plan:
+    if owned.phase is not Phase.STOPPED and not owned.phase.may_plan:
         undone = []
+    elif owned.phase is Phase.STOPPED or worker:
+        undone = undone[:1]
     return [entry for entry in undone if entry.due_at <= now and _needs_run(entry)]
 
 
 def _needs_run(entry: LedgerEntry) -> bool:
     """Whether a run must be requested for a claimed range.
 
-    A range taken from another batch waits until no run works on it for that batch. Only an
-    unsubmitted run of the other batch is requested: nothing else would end it.
+    A range that was taken from another batch waits until no run of that batch works on it. A run of
+    that batch is requested only if it is unsubmitted, because nothing else would end it.
     """
     if isinstance(entry.progress, InFlight):
         return entry.progress.unsubmitted is not None
-    return isinstance(entry.progress, ToRequest | Exhausted) and not entry.taken_from
+    return isinstance(entry.progress, ToRequest | Exhausted) and not entry.previous_batch_id
 
 
 def _run_of(entry: LedgerEntry) -> tuple[str, int]:

@@ -22,13 +22,14 @@ from dagster_rebalance.core.runs.retry import NEVER
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from dagster_rebalance.core.batches.engine_settings import EngineSettings
     from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.partitions.ledger import LedgerEntry, OffsetLedger
     from dagster_rebalance.core.partitions.owned import OwnedPartition
     from dagster_rebalance.core.runs.progress import Progress
+    from dagster_rebalance.core.runs.run_index import RunIndex
 
 
 class RunResults(NamedTuple):
@@ -37,8 +38,8 @@ class RunResults(NamedTuple):
     Attributes:
         owned: The partition.
         covers_all: Whether the snapshot has the runs of all its claims.
-        refused: Runs that refused themselves and have no successor, so the claims are read again.
-        notes: Sentences for the log of the member.
+        refused: Runs that their start check refused, without a successor: claims are read again.
+        notes: Messages for the log of the member.
     """
 
     owned: OwnedPartition
@@ -51,35 +52,27 @@ def apply_runs(
     owned: OwnedPartition,
     ledger: OffsetLedger,
     batch_ids: frozenset[str],
-    runs: Mapping[str, Sequence[RunSnapshot]],
+    runs: RunIndex,
     *,
     settings: EngineSettings,
     now: float,
 ) -> RunResults:
-    """Apply the runs of `batch_ids`, oldest first by batch, to the ranges of a partition."""
+    """Apply the runs of `batch_ids`, oldest first, to the ranges of a partition."""
     refused: set[str] = set()
     notes = []
     for entry in ledger.entries:
         if not batch_ids.issuperset(entry.batch_ids):
             continue
-        own_runs, earlier = runs.get(entry.batch_id, ()), entry.progress_at_takeover
-        progress = progress_of(
-            entry.range, entry.batch_id, own_runs, max_attempts=settings.max_attempts
-        )
-        before: Progress | None = None
-        if entry.taken_from:
-            # A run that read the claim before it was taken over may work on the range.
-            before = progress_of(
-                entry.range,
-                entry.taken_from,
-                runs.get(entry.taken_from, ()),
-                max_attempts=settings.max_attempts,
-            )
+        own_runs, earlier = runs.of(entry.batch_id, entry.range), entry.previous_progress
+        progress, before = _progress(entry, runs, settings.max_attempts)
         if isinstance(before, InFlight | Succeeded):
             progress = before
         else:
             if isinstance(before, ToRequest | Exhausted):
-                ledger, earlier = ledger.taken_over(entry.range, before), before.next_attempt
+                ledger, earlier = (
+                    ledger.with_completed_reassignment(entry.range, before),
+                    before.next_attempt,
+                )
             progress = _after(earlier, entry, progress, own_runs)
         settled = dead_letter_policy.settled(owned, entry.range, progress)
         ledger = ledger.with_progress(
@@ -90,13 +83,32 @@ def apply_runs(
             working_since=_since(entry, settled, now),
         )
         if isinstance(progress, ToRequest | Exhausted):
-            refused |= newest_refusal(entry.range, entry.batch_id, own_runs)
+            refused |= newest_refusal(own_runs)
         obsolete = dead_letter_policy.why_obsolete(owned, entry, progress)
         if obsolete is not None:
             notes.append(obsolete)
     covers_all = batch_ids >= {batch_id for entry in ledger.entries for batch_id in entry.batch_ids}
-    known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
-    return RunResults(known, covers_all, frozenset(refused), tuple(notes))
+    runs_are_known = owned.runs_are_known or covers_all
+    if ledger is not owned.ledger or runs_are_known is not owned.runs_are_known:
+        owned = owned._replace(ledger=ledger, runs_are_known=runs_are_known)
+    return RunResults(owned, covers_all, frozenset(refused), tuple(notes))
+
+
+def _progress(
+    entry: LedgerEntry, runs: RunIndex, max_attempts: int
+) -> tuple[Progress, Progress | None]:
+    """Return the progress of the batch of a range, and of the batch that it was taken from."""
+
+    def of(batch_id: str, *, is_early: bool) -> Progress:
+        return progress_of(
+            entry.range, batch_id, runs, max_attempts=max_attempts, is_early=is_early
+        )
+
+    if not entry.previous_batch_id:
+        return of(entry.batch_id, is_early=entry.is_early), None
+    # A run that read the claim before it was taken over may work on the range.
+    before = of(entry.previous_batch_id, is_early=entry.is_early)
+    return of(entry.batch_id, is_early=False), before
 
 
 def _after(
@@ -114,7 +126,7 @@ def _after(
         return progress
     if isinstance(progress, InFlight) and progress.stop_cause is not None:
         return replace(progress, stop_cause=blocking(earlier))
-    has_begun = any(entry.range in run.ranges and run.attempt >= batch.attempt for run in runs)
+    has_begun = any(run.attempt >= batch.attempt for run in runs)
     return progress if has_begun or not entry.is_own else earlier
 
 
@@ -130,8 +142,8 @@ def _due_at(
     """When a run may be requested.
 
     A new owner retries a failed range at once. If the process of a streaming run died, or too many
-    runs were interrupted, a new owner waits unless its code is newer, because the range may end its
-    process too.
+    runs were interrupted, a new owner waits unless its code is newer, because the range may also
+    crash its process.
     """
     wait_s = settings.backoff.wait_s(
         progress, has_dead_letters=settings.dead_letter_topic is not None
@@ -141,7 +153,7 @@ def _due_at(
     before = next((known for known in owned.previous_entries if known.range == entry.range), None)
     if before is not None:
         return before.due_at if before.progress == progress else now + wait_s
-    last = next((run for run in reversed(runs) if entry.range in run.ranges), None)
+    last = runs[-1] if runs else None
     if last is None or failure_kind(last) not in {FailureKind.FAILED, FailureKind.INTERRUPTED}:
         return now + wait_s
     has_new_code = settings.code_version not in {"", last.code_version}
@@ -155,5 +167,5 @@ def _since(entry: LedgerEntry, progress: Progress, now: float) -> float | None:
         return None
     if progress.working_s is not None:
         return now - progress.working_s
-    # A streaming run claims a range again right before it begins the range.
-    return entry.claimed_at
+    # A streaming run claims a range right before it begins the range, unless it claims it early.
+    return now if entry.is_early and entry.is_own else entry.claimed_at

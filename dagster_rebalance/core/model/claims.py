@@ -1,12 +1,14 @@
 """Claims: the text that a member stores as metadata of a committed offset.
 
-Format: `dr2 <crc32> <json>`. `o` is the offset that the text belongs to; `c` is `[[until,
-batch_id], ...]` in offset order, with a third id for the batch that the range was taken from; `l`
-is `[start, batch_id, run_id]` of the last commit, with a fourth item `1` for a dead letter; `t` is
-the topic id and `e` the leader epoch (see `Log`). Empty and unknown fields are omitted. Format 1
-(release 0.1.0) has only `c` and `l`; it is read and never written. Empty text means no claims. Text
-that is foreign, newer, damaged or stored beside another offset is refused with a reason, because
-overwriting it could erase the work of others.
+Format: `dr2 <crc32> <json>`. `o` is the offset that the text was committed with; `c` is `[[until,
+batch_id], ...]` sorted by offset, with the batch that the range was taken from as a third item; `l`
+is `[start, batch_id, run_id]` of the last commit, with a fourth item `1` for a dead letter, and is
+repeated for `LastCommit.earlier`; `t` is the topic id and `e` the leader epoch (see `Log`). A batch
+id `s.<run>.<number>.0` is that of `Claim.is_early` for the batch `s.<run>.<number>.1`. Empty
+and unknown fields are omitted. Format 1 (release 0.1.0) has only `c` and `l`; it is read and never
+written. Empty text means no claims. Text that is foreign, newer, damaged or written with another
+offset is refused with a reason, because overwriting it could erase the state of another
+application.
 """
 
 # Theory of operation: the claim protocol
@@ -28,7 +30,7 @@ overwriting it could erase the work of others.
 #    cannot write the claim, so none of its batches begins.
 # 2. Bounds are final. A claim never grows, shrinks or disappears; only a commit removes it, from
 #    the front. Every attempt of a batch reads the same offsets, so output that is keyed by the
-#    range is replaced and never doubled. A claim is also never withdrawn after a failed write: it
+#    range is replaced, not duplicated. A claim is also never withdrawn after a failed write: it
 #    names bounds and an id, and does not say that a run is at work.
 # 3. Commits are in order. The offset moves to the end of the first claim once a run has succeeded
 #    on all of it, in one write with the remaining claims and `last_commit`.
@@ -36,19 +38,28 @@ overwriting it could erase the work of others.
 #    (`core.model.commands.compared`), and writes nothing if they differ. An answer of an earlier
 #    epoch is dropped.
 # 5. The record in Dagster follows the commit. If the process dies in between, the next owner finds
-#    `last_commit` without its record, and records it. So Dagster shows each commit once.
+#    `last_commit` without its record, and records it. So Dagster shows each commit once
+#    (`core.partitions.unrecorded`). Releases up to 0.2 know one part of `last_commit`, and refuse
+#    unknown fields. So the parts are one field that occurs several times, the last part at the end:
+#    JSON readers keep the last one. Such a release does not record the parts before it. It finds
+#    them without a record only if the former owner crashed while a record was being stored.
 # 6. The batch id of a claim changes in streaming runs only: for each attempt, and when the next
-#    owner takes the range over. `taken_from` names the former batch for as long as its run may
-#    still work on the range.
+#    owner takes the range over. `previous_batch_id` names the former batch for as long as its run
+#    may still work on the range.
+# 7. A streaming run writes the claims of its next batch while one is at work, so the next one
+#    begins without a write. Such a claim is marked as early until the next write of the partition
+#    after its batch has begun. If the process dies before that write, its death is no attempt on
+#    the range, because the batch may not have begun. The next owner claims the range again right
+#    before it begins, without the mark, so a record that kills each process is uncounted once.
 
 from __future__ import annotations
 
 import json
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_rebalance.core.model.commit_requests import MAX_METADATA_BYTES
 from dagster_rebalance.core.model.errors import ClaimError, IllegalStateError
@@ -60,11 +71,15 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _HEADER = re.compile(r"dr(?P<version>[0-9]{1,4}) (?P<crc>[0-9a-f]{8}) (?P<body>.*)", re.DOTALL)
 _VERSION = "2"
 _READABLE = {"1": {"c", "l"}, _VERSION: {"o", "c", "l", "t", "e"}}
 """The fields of each format that can be read."""
 
+_EARLY = re.compile(r"s\.[A-Za-z0-9-]+\.[0-9]+\.0")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9+/_=-]{1,32}")
 _LARGEST_EPOCH = 2**31 - 1
@@ -72,27 +87,39 @@ _LARGEST_EPOCH = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Range that a batch works on, from the end of the previous claim or the committed offset.
+    """Range of a batch. It starts at the end of the previous claim or at the committed offset.
 
     Attributes:
-        taken_from: The batch that held the claim before, while its runs may still work on the
-            range.
+        previous_batch_id: The batch that claimed the range before, while its runs may still process
+            the range; empty for none.
+        is_early: Whether the previous batch, or without one this batch, was claimed while another
+            batch of its streaming run was at work, and is not known to have begun.
     """
 
     until: int
     batch_id: str
-    taken_from: str = ""
+    previous_batch_id: str = ""
+    is_early: bool = False
+
+    @property
+    def packed(self) -> list[object]:
+        """An item of the field `c`."""
+        ids = [self.batch_id, *([self.previous_batch_id] if self.previous_batch_id else [])]
+        if self.is_early:
+            ids[-1] = f"{ids[-1].removesuffix('.1')}.0"
+        return [self.until, *ids]
 
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
     """Batch and run of the last commit.
 
-    If a member crashes between a commit and its record in Dagster, the next owner records it from
-    this.
+    If a member crashes between a commit and its record in Dagster, the next owner records the
+    commit from these fields.
 
     Attributes:
         start: The first offset of the commit.
+        earlier: The commits before it that may still lack a record, oldest first.
         run_id: The run that succeeded; for a dead letter, the last run that failed.
     """
 
@@ -100,11 +127,27 @@ class LastCommit:
     batch_id: str
     run_id: str
     is_dead_letter: bool = False
+    earlier: tuple[LastCommit, ...] = ()
+
+    @property
+    def parts(self) -> tuple[LastCommit, ...]:
+        """The commits, oldest first. Each ends where the next one starts."""
+        return (*self.earlier, replace(self, earlier=()))
+
+    def ends(self, next_offset: int) -> Iterator[tuple[LastCommit, int]]:
+        """Return the commits with their ends, for the committed offset of the partition."""
+        starts = (part.start for part in self.parts[1:])
+        return zip(self.parts, (*starts, next_offset), strict=True)
+
+    @property
+    def packed(self) -> list[object]:
+        """The value of a field `l`."""
+        return [self.start, self.batch_id, self.run_id, *([1] if self.is_dead_letter else [])]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """Everything that a group stores for one partition."""
+    """The committed offset of a partition, with its parsed metadata."""
 
     next_offset: int
     claims: tuple[Claim, ...] = ()
@@ -117,7 +160,7 @@ class StoredPartition:
         return self.claims[-1].until if self.claims else self.next_offset
 
     def ranges(self, partition: TopicPartition) -> tuple[tuple[OffsetRange, str], ...]:
-        """Return the claimed ranges with their batch ids, in offset order."""
+        """Return the claimed ranges with their batch ids, sorted by offset."""
         bounds = (self.next_offset, *(claim.until for claim in self.claims))
         return tuple(
             (OffsetRange(partition.topic, partition.partition, start, until), claim.batch_id)
@@ -140,18 +183,16 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
         return OffsetAndMetadata(stored.next_offset)
     body: dict[str, object] = {"o": stored.next_offset}
     if stored.claims:
-        body["c"] = [
-            [claim.until, claim.batch_id, *([claim.taken_from] if claim.taken_from else [])]
-            for claim in stored.claims
-        ]
-    if stored.last_commit is not None:
-        last = stored.last_commit
-        body["l"] = [last.start, last.batch_id, last.run_id, *([1] if last.is_dead_letter else [])]
+        body["c"] = [claim.packed for claim in stored.claims]
+    last = stored.last_commit
+    if last is not None:
+        body["l"] = last.packed
     if stored.log.topic_id:
         body["t"] = stored.log.topic_id
     if stored.log.leader_epoch is not None:
         body["e"] = stored.log.leader_epoch
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    earlier = "".join(f'"l":{_json(part.packed)},' for part in last.earlier) if last else ""
+    text = "{" + earlier + _json(body)[1:]
     metadata = f"dr{_VERSION} {_crc(text)} {text}"
     if len(metadata) > MAX_METADATA_BYTES:
         msg = (
@@ -163,10 +204,10 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
 
 
 def decode(committed: OffsetAndMetadata) -> StoredPartition:
-    """Parse what a group has committed for a partition.
+    """Parse the committed offset and metadata of a partition.
 
     Raises:
-        ClaimError: The metadata is foreign, newer, damaged or stored beside another offset.
+        ClaimError: The metadata is foreign, newer, damaged or was written with another offset.
     """
     text = committed.metadata
     if not text:
@@ -176,33 +217,32 @@ def decode(committed: OffsetAndMetadata) -> StoredPartition:
         raise _unreadable(
             text,
             "was not written by dagster_rebalance: another application commits to this group. Stop "
-            "the other application, or use "
-            "a separate group for this one",
+            "the other application, or give one of the two another group.id",
         )
     version = header["version"]
     if version not in _READABLE:
         raise _unreadable(
             text,
             f"has format version {version}, this release reads versions up to {_VERSION}: upgrade "
-            "it",
+            "dagster-rebalance",
         )
     if header["crc"] != _crc(header["body"]):
         raise _unreadable(text, "is damaged: its checksum does not match")
-    fields = _fields(header["body"], _READABLE[version])
+    fields, earlier = _fields(header["body"], _READABLE[version])
     written_beside = committed.offset if version == "1" or fields is None else fields.get("o")
     stored = (
         None
         if fields is None or not _is_whole(written_beside)
-        else _parse(committed.offset, fields)
+        else _parse(committed.offset, fields, earlier)
     )
     if stored is None:
         raise _unreadable(text, "is damaged: it does not have the fields of a claim")
     if written_beside != committed.offset:
         raise _unreadable(
             text,
-            f"was written beside offset {written_beside}, but is stored beside {committed.offset}: "
-            "a tool that synchronises offsets "
-            "between clusters, such as MirrorMaker, copied it to an offset that it translated",
+            f"was committed with offset {written_beside}, but is stored with {committed.offset}: a "
+            "tool that copies offsets between clusters, such as MirrorMaker, translated the offset "
+            "and copied the metadata unchanged",
         )
     problem = _problem(stored)
     if problem is not None:
@@ -214,33 +254,52 @@ def _unreadable(text: str, why: str) -> ClaimError:
     return ClaimError(f"the metadata {_excerpt(text)} {why}")
 
 
-def _fields(body: str, known: set[str]) -> dict[str, object] | None:
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
+
+
+def _fields(body: str, known: set[str]) -> tuple[dict[str, Any] | None, list[Any]]:
+    """Return the fields and all but the last `l`, or None if it is no object of known fields."""
     try:
-        fields = json.loads(body)
+        pairs = json.loads(body, object_pairs_hook=tuple)
     except (ValueError, RecursionError):
-        return None
-    return fields if isinstance(fields, dict) and fields.keys() <= known else None
+        return None, []
+    if not isinstance(pairs, tuple):
+        return None, []
+    fields, earlier = dict(pairs), [value for name, value in pairs if name == "l"][:-1]
+    is_known = fields.keys() <= known and len(pairs) == len(fields) + len(earlier)
+    return fields if is_known else None, earlier
 
 
-def _parse(offset: int, fields: dict[str, Any]) -> StoredPartition | None:
+def _parse(offset: int, fields: dict[str, Any], earlier: list[Any]) -> StoredPartition | None:
     try:
         claims = tuple(_claim(*parts) for parts in fields.get("c", ()))
-        last = None
-        if "l" in fields:
-            start, batch_id, run_id, *mark = fields["l"]
-            if mark not in ([], [1]):
-                return None
-            last = LastCommit(
-                _whole(start), _text(batch_id), _text(run_id), is_dead_letter=bool(mark)
-            )
+        last = _last(fields["l"], tuple(map(_last, earlier))) if "l" in fields else None
         log = Log(_text(fields.get("t", "")), _whole(fields["e"]) if "e" in fields else None)
     except (ValueError, TypeError):
         return None
     return StoredPartition(offset, claims, last, log)
 
 
-def _claim(until: object, batch_id: object, taken_from: object = "") -> Claim:
-    return Claim(_whole(until), _text(batch_id), _text(taken_from))
+def _last(packed: Any, earlier: tuple[LastCommit, ...] = ()) -> LastCommit:  # noqa: ANN401 - JSON
+    start, batch_id, run_id, *mark = packed
+    if mark not in ([], [1]):
+        raise ValueError(packed)
+    return LastCommit(_whole(start), _text(batch_id), _text(run_id), bool(mark), earlier)
+
+
+def _claim(until: object, batch_id: object, previous_batch_id: object = "") -> Claim:
+    batch, previous = _text(batch_id), _text(previous_batch_id)
+    is_early = _EARLY.fullmatch(previous or batch) is not None
+    if is_early and previous:
+        previous = _first_attempt(previous)
+    elif is_early:
+        batch = _first_attempt(batch)
+    return Claim(_whole(until), batch, previous, is_early)
+
+
+def _first_attempt(early: str) -> str:
+    return f"{early.removesuffix('.0')}.1"
 
 
 def _is_whole(value: object) -> bool:
@@ -265,12 +324,16 @@ def _problem(stored: StoredPartition) -> str | None:
     bounds = (stored.next_offset, *(claim.until for claim in stored.claims))
     not_growing = [pair for pair in pairwise(bounds) if pair[0] >= pair[1]]
     if not_growing:
-        return f"the claims do not grow from the offset: {not_growing[0]}"
+        return f"the claims are not in ascending order from the offset: {not_growing[0]}"
     last = stored.last_commit
-    if last is not None and not 0 <= last.start < stored.next_offset:
+    commits = last.parts if last is not None else ()
+    starts = (-1, *(commit.start for commit in commits), stored.next_offset)
+    if any(before >= start for before, start in pairwise(starts)):
         return (
-            f"the last commit starts at {last.start}, which is not below the offset "
+            f"the last commit starts at {starts[-2]}, which is not below the offset "
             f"{stored.next_offset}"
+            if len(commits) == 1
+            else f"the last commits do not grow up to the offset: {starts[1:]}"
         )
     log = stored.log
     if log.topic_id and not _TOPIC_ID.fullmatch(log.topic_id):
@@ -278,9 +341,8 @@ def _problem(stored: StoredPartition) -> str | None:
     if log.leader_epoch is not None and not 0 <= log.leader_epoch <= _LARGEST_EPOCH:
         return f"{log.leader_epoch} is not a leader epoch"
     identifiers = [claim.batch_id for claim in stored.claims]
-    identifiers += [claim.taken_from for claim in stored.claims if claim.taken_from]
-    if last is not None:
-        identifiers += [last.batch_id, last.run_id]
+    identifiers += [claim.previous_batch_id for claim in stored.claims if claim.previous_batch_id]
+    identifiers += [identifier for one in commits for identifier in (one.batch_id, one.run_id)]
     bad = [identifier for identifier in identifiers if not _IDENTIFIER.fullmatch(identifier)]
     return f"{_excerpt(bad[0])} is not an id of a batch or a run" if bad else None
 

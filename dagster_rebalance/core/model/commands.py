@@ -1,8 +1,8 @@
 """Commands: the actions that the engine requests from its shell, and the receipts of holds.
 
-The shell executes commands in order and answers each with the event that its docstring names, or
-not at all. The engine reissues a command without an answer. `doing` names a command in notes, such
-as "writing offsets to Kafka took 9.9 s".
+The shell (the member loop) executes commands in order. It answers a command with the event that the
+command's docstring names, or not at all; the engine then reissues the command. `doing` names a
+command in notes, such as "writing offsets to Kafka took 9.9 s".
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from dagster_rebalance.core.model.commit_parts import NO_COMMITS
 from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import is_same_commit, names_of
 from dagster_rebalance.core.model.run_snapshot import format_runs
@@ -18,6 +19,7 @@ from dagster_rebalance.core.model.run_snapshot import format_runs
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from dagster_rebalance.core.model.commit_parts import CommitParts
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
 
 
@@ -43,13 +45,13 @@ class HoldOutcome(enum.Enum):
     DEADLINE = "deadline"
     """The deadline passed, or the work was interrupted. The next owner takes over the claims."""
     SUPERSEDED = "superseded"
-    """Another rebalance overtook the hold."""
+    """Another rebalance ended the hold without a callback."""
     LOST = "lost"
     """The member was fenced, or its session expired."""
 
     @property
     def is_drained(self) -> bool:
-        """Whether no run worked on the partitions any more, or the successor adopted it."""
+        """Whether no run worked on the partitions any more, or the successor adopted the runs."""
         return self not in {HoldOutcome.DEADLINE, HoldOutcome.SUPERSEDED, HoldOutcome.LOST}
 
 
@@ -58,7 +60,7 @@ class Receipt:
     """How a hold ended.
 
     Attributes:
-        seconds: From the request to the end.
+        seconds: Seconds from the request of the hold to its end.
         committed: The offsets committed during the hold.
         run_ids: The runs that the hold waited for, or left to the successor.
         handed_over: Partitions released with claims.
@@ -105,7 +107,7 @@ class Receipt:
 class ReadStoredOffsets:
     """Read committed offsets with metadata, bounds and the last materialization of partitions.
 
-    Answer: `StoredOffsetsRead`, with the same epochs.
+    Answered by `StoredOffsetsRead`, with the same epochs.
     """
 
     doing: ClassVar[str] = "reading the positions of partitions"
@@ -116,7 +118,7 @@ class ReadStoredOffsets:
 class ReadDirectives:
     """Read the directives of the group.
 
-    Answer: `DirectivesRead`, with the same epoch.
+    Answered by `DirectivesRead`, with the same epoch.
     """
 
     doing: ClassVar[str] = "reading the directives of operators"
@@ -131,13 +133,13 @@ Claimed: TypeAlias = "tuple[str, OffsetRange]"
 class ReadRuns:
     """Read all runs of the batches, and all live runs of the group if `with_live`.
 
-    Answer: `RunsRead`, with the same `sequence`.
+    Answered by `RunsRead`, with the same `sequence`.
 
     Attributes:
         sequence: Increases with each event that makes earlier reads stale.
         claims: The claims of the batches, to find runs that were deleted while they work.
-        worker_batch_ids: Batches that the worker of a streaming run has claimed; it knows their
-            state itself.
+        worker_batch_ids: Batches that the worker of a streaming run has claimed. The worker reports
+            their state.
     """
 
     doing: ClassVar[str] = "reading the runs of batches"
@@ -152,7 +154,7 @@ class ReadRuns:
 class ReadBounds:
     """Read the first and end offsets of all partitions in one request.
 
-    Answer: `BoundsRead`.
+    Answered by `BoundsRead`.
     """
 
     doing: ClassVar[str] = "reading the end offsets"
@@ -166,20 +168,23 @@ class OffsetWrite:
     Attributes:
         epoch: The epoch in which the write is allowed.
         expected: What Kafka must store before the write.
+        topic_id: The topic that the write is for; empty if unknown.
     """
 
     partition: TopicPartition
     epoch: int
     expected: OffsetAndMetadata | None
     new: OffsetAndMetadata
+    topic_id: str = ""
 
 
 class SortedWrites(NamedTuple):
-    """Offset writes, compared with what Kafka stores.
+    """Offset writes, compared with the stored offsets.
 
     Attributes:
-        stored: Already stored: the first answer was lost.
-        changed: Kafka stores neither the expected nor the new value.
+        stored: Writes that Kafka already stores: the answer to the first attempt was lost.
+        changed: Writes for which Kafka stores neither the expected nor the new value, and first
+            writes for a topic that has been recreated.
     """
 
     stored: list[OffsetWrite]
@@ -187,18 +192,31 @@ class SortedWrites(NamedTuple):
     changed: list[OffsetWrite]
 
 
+def topics_to_verify(writes: Iterable[OffsetWrite]) -> frozenset[str]:
+    """Return the topics whose ids `sort_writes` compares.
+
+    The stored offsets of a recreated topic are gone. A first write expects no stored offset, so
+    only the topic id shows that its position belongs to the deleted topic.
+    """
+    return frozenset(w.partition.topic for w in writes if w.expected is None and w.topic_id)
+
+
 def sort_writes(
-    writes: Iterable[OffsetWrite], stored: Mapping[TopicPartition, OffsetAndMetadata | None]
+    writes: Iterable[OffsetWrite],
+    stored: Mapping[TopicPartition, OffsetAndMetadata | None],
+    topic_ids: Mapping[str, str],
 ) -> SortedWrites:
-    """Sort writes by the stored offset of their partition."""
+    """Sort writes by the stored offset of their partition, and first writes by the topic id."""
     result = SortedWrites([], [], [])
     for write in writes:
         now = stored[write.partition]
+        topic_id = topic_ids.get(write.partition.topic, write.topic_id)
         kind = (
             result.stored
             if is_same_commit(now, write.new)
             else result.due
             if is_same_commit(now, write.expected)
+            and (write.expected is not None or topic_id == write.topic_id)
             else result.changed
         )
         kind.append(write)
@@ -207,9 +225,9 @@ def sort_writes(
 
 @dataclass(frozen=True, slots=True)
 class WriteOffsets:
-    """Sort writes by the stored offsets (`sort_writes`), and commit the due ones at once.
+    """Sort writes by stored offsets and topic ids (`sort_writes`), and commit the due ones at once.
 
-    Answer: `OffsetsWritten`.
+    Answered by `OffsetsWritten`.
     """
 
     doing: ClassVar[str] = "writing offsets to Kafka"
@@ -218,22 +236,20 @@ class WriteOffsets:
 
 @dataclass(frozen=True, slots=True)
 class RecordCommit:
-    """Record one commit, or consecutive commits, as a materialization of the offsets asset.
-
-    Answer: `CommitRecorded`.
+    """A record of one commit, or of consecutive commits: a materialization of the offsets asset.
 
     Attributes:
         batch_id: The batch of the last commit.
         run_id: The run that succeeded in the last commit; for a dead letter, the last run that
             failed.
-        lag: Known offsets after the range.
-        claim_to_commit_s: None if another member wrote the claim.
+        lag: Number of offsets from the end of the range to the last known end of the partition.
+        claim_to_commit_s: Seconds from the claim to the commit; None if another member claimed.
         drain_s: Seconds from the revoke to the commit; None if the partition was not held.
-        is_late: Whether an earlier owner committed and could not record it.
-        joined: End and run of each commit but the last.
+        is_late: Whether an earlier owner committed, but did not record the commit.
+        joined: The earlier commits in this record.
+        committed_at: Time of the last commit, on the clock of the engine; None if unknown.
     """
 
-    doing: ClassVar[str] = "recording a commit in Dagster"
     range: OffsetRange
     epoch: int
     batch_id: str
@@ -243,12 +259,19 @@ class RecordCommit:
     drain_s: float | None
     is_late: bool = False
     is_dead_letter: bool = False
-    joined: tuple[tuple[int, str], ...] = ()
+    joined: CommitParts = NO_COMMITS
+    committed_at: float | None = None
+
+    @property
+    def commits(self) -> int:
+        """The number of commits."""
+        return self.joined.commits + 1
 
     @property
     def ends(self) -> tuple[tuple[int, str], ...]:
-        """End and run of each commit."""
-        return (*self.joined, (self.range.until, self.run_id))
+        """End offset and run id of each commit, or of merged commits (see `CommitParts`)."""
+        earlier = ((part.until, part.run_id) for part in self.joined)
+        return (*earlier, (self.range.until, self.run_id))
 
     def without(self, recorded: Collection[tuple[int, int, str]]) -> RecordCommit | None:
         """Return the part after the recorded commits (see `recorded_commits`), or None.
@@ -257,12 +280,12 @@ class RecordCommit:
         the last commit.
         """
         start = self.range.start
-        for index, (until, run_id) in reversed(list(enumerate(self.ends, 1))):
+        for until, run_id in reversed(self.ends):
             if (start, until, run_id) in recorded:
-                if index == len(self.ends):
+                if until == self.range.until:
                     return None
                 rest = replace(self.range, start=until)
-                return replace(self, range=rest, joined=self.joined[index:])
+                return replace(self, range=rest, joined=self.joined.after(until))
         return self
 
 
@@ -275,11 +298,22 @@ def recorded_commits(start: int, ends: Iterable[tuple[int, str]]) -> Iterator[tu
 
 
 @dataclass(frozen=True, slots=True)
+class RecordCommits:
+    """Record commits of several partitions in Dagster.
+
+    Answered by `CommitsRecorded`, possibly for a part of the commits.
+    """
+
+    doing: ClassVar[str] = "recording commits in Dagster"
+    commits: tuple[RecordCommit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreDeadLetter:
     """Store a range in the dead-letter topic.
 
-    Answer, possibly much later: `DeadLetterStored` or `DeadLetterFailed`. A repeated command has no
-    effect while the first one is in progress.
+    Answered, possibly much later, by `DeadLetterStored` or `DeadLetterFailed`. A repeated command
+    has no effect while the first command is in progress.
 
     Attributes:
         run_ids: The runs that failed on the range, oldest first.
@@ -297,8 +331,8 @@ class CancelRuns:
     """Cancel runs, and tag them so they do not count as failed attempts.
 
     Attributes:
-        only_unstarted: Whether to skip runs that have started: the state in the engine is up to
-            `poll_s` old.
+        only_unstarted: Whether to skip runs that have started by now: the engine's state of a run
+            is up to `poll_s` old.
         is_again: Whether all runs were cancelled before, and operators have been notified.
         is_for_directive: Whether a pause or stop directive covers a partition of the runs.
     """
@@ -318,8 +352,8 @@ class CancelRuns:
 class EndDeadRuns:
     """End the external work of dead runs, and mark the runs as over.
 
-    Runs that Dagster shows as started are also marked as failed. Answer for each dead run, possibly
-    much later: `DeadRunEnded`.
+    Runs that Dagster shows as started are also marked as failed. Answered, possibly much later, by
+    one `DeadRunEnded` for each dead run.
 
     Attributes:
         heartbeats: Last heartbeat of each run by run id. A run with a newer heartbeat is alive.
@@ -335,10 +369,10 @@ class EndDeadRuns:
 
 @dataclass(frozen=True, slots=True)
 class AbandonClaims:
-    """Publish the outcome of the worker's claims on partitions that it no longer owns.
+    """Publish the outcomes of the worker's batches on partitions that it no longer owns.
 
-    The outcome of a batch that is still running follows when it ends. Without it, the next owner
-    cannot tell whether the batch succeeded.
+    If a batch is still running, its outcome follows when the batch ends. Without the outcome, the
+    next owner cannot tell whether the batch succeeded.
     """
 
     doing: ClassVar[str] = "leaving claims to the next owner"
@@ -426,7 +460,7 @@ Command = (
     | ReadRuns
     | ReadBounds
     | WriteOffsets
-    | RecordCommit
+    | RecordCommits
     | StoreDeadLetter
     | CancelRuns
     | EndDeadRuns

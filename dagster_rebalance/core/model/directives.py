@@ -1,7 +1,7 @@
 """Directives: requests of operators to pause, stop, resume or retry partitions.
 
 A directive is stored until a newer one replaces it, so it outlives every member. The newest
-directive that covers a partition is in force: a group can be paused except for one partition, and
+directive that covers a partition applies: a group can be paused except for one partition, and
 partitions created later are covered too.
 """
 
@@ -35,13 +35,13 @@ class Action(enum.Enum):
     """What a directive requests."""
 
     PAUSE = "pause"
-    """Nothing new is claimed or started. Running work ends and is committed."""
+    """No new batch is claimed or started. Running batches end and are committed."""
     STOP = "stop"
-    """As `PAUSE`, and running work is cancelled, which is not a failed attempt."""
+    """As `PAUSE`, but running batches are cancelled, which is not a failed attempt."""
     RESUME = "resume"
     """The partition continues from its committed offset."""
     RETRY = "retry"
-    """Failed and delayed work is tried once, now. Other directives remain in force."""
+    """Failed and delayed ranges are tried once, now. Other directives still apply."""
 
 
 _DONE = {
@@ -106,7 +106,7 @@ def check_lengths(by: str, reason: str) -> None:
     """Check that the name and the reason can be stored and shown.
 
     Raises:
-        ConfigurationError: One of them is too long.
+        ConfigurationError: The name or the reason is too long.
     """
     for what, text, most in (
         ("reason", reason, MOST_REASON_CHARACTERS),
@@ -133,10 +133,11 @@ class Selection(NamedTuple):
 
 
 def resolve_selector(typed: str, partitions: Iterable[TopicPartition], group_id: str) -> Selection:
-    """Resolve a typed selector, which may also be a partition as tables show it: `orders-3`.
+    """Resolve a selector that an operator typed. `orders-3`, the name in tables, is accepted, too.
 
     Raises:
-        ConfigurationError: It matches nothing, or both a topic and a partition of another topic.
+        ConfigurationError: The selector matches nothing, or both a topic and a partition of another
+            topic.
     """
     existing = sorted(partitions)
     covered = tuple(partition for partition in existing if covers(typed, partition))
@@ -160,7 +161,7 @@ def resolve_selector(typed: str, partitions: Iterable[TopicPartition], group_id:
 
 
 def in_force(orders: Sequence[Directive], partition: TopicPartition) -> Directive | None:
-    """Return the pause or stop in force, of directives in order of time, or None."""
+    """Return the pause or stop that applies to a partition, or None. `orders` is oldest first."""
     newest = next(
         (
             order

@@ -84,7 +84,7 @@ class ClaimError(DagsterRebalanceError):
 class BatchRefusedError(DagsterRebalanceError):
     """A run must not process its batch.
 
-    The claim is gone, or another run works or has worked on it.
+    The claim no longer exists, or another run processes or has processed the batch.
     """
 
 

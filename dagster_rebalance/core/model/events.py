@@ -23,25 +23,27 @@ class LostReason(enum.Enum):
     """Why partitions were lost."""
 
     SESSION = "session"
-    """The client detected it: its session expired, or `poll` was not called in time."""
+    """The client detected that its session expired, or that `poll` was not called in time."""
     FENCED = "fenced"
     """The broker fenced the member. The client reports this late, and not during a hold; a probe or
     a commit detected it."""
     SUPERSEDED = "superseded"
-    """Another rebalance overtook a hold without a callback and assigned the held partitions to
+    """Another rebalance ended a hold without a callback, and assigned the held partitions to
     another member."""
     EXPIRED = "expired"
     """A hold was not released within `max.poll.interval.ms`, and the member ended its
     membership."""
+    FAILED = "failed"
+    """A step of the member failed unexpectedly, and the member ended its membership."""
 
 
 class WriteFailure(enum.Enum):
     """Why an offset was not written. Fencing is reported as lost partitions instead."""
 
     CHANGED = "changed"
-    """Kafka stores another value than this member last read or wrote. Nothing was written."""
+    """Kafka stores another offset than this member last read or wrote. Nothing was written."""
     RETRIABLE = "retriable"
-    """The request failed temporarily, or its answer did not arrive."""
+    """The request failed temporarily, or its response did not arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,8 @@ class LastRecorded(NamedTuple):
     """The last commit of a partition that Dagster has recorded.
 
     Attributes:
-        until: Its next offset.
-        run_id: Its run; empty if the record names none.
+        until: The next offset of the commit.
+        run_id: The run of the commit; empty if the record names none.
     """
 
     until: int
@@ -171,8 +173,8 @@ class RunsRead:
 
     Attributes:
         runs: All runs of the batches, and all live runs of the group if `with_live`, oldest first.
-        sequence: That of the command; an answer to an earlier one is ignored. None for runs that
-            were read just now.
+        sequence: The sequence of the command; an answer to an earlier command is ignored. None for
+            runs that were read without a command, which are never ignored.
         is_from_worker: Whether the worker of a streaming run reports its own batches only.
     """
 
@@ -187,7 +189,7 @@ class RunsRead:
 class DeadRunEnded:
     """Answer to `EndDeadRuns`, one for each run.
 
-    Its external work is stopped, and Dagster shows it as ended unless it was deleted.
+    The external work of the run is stopped. Dagster shows the run as ended, unless it was deleted.
     """
 
     run_id: str
@@ -220,10 +222,10 @@ class OffsetsWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRecorded:
-    """Answer to `RecordCommit`."""
+class CommitsRecorded:
+    """Answer to `RecordCommits`."""
 
-    record: RecordCommit
+    records: tuple[RecordCommit, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,7 @@ Event: TypeAlias = (
     | DeadRunEnded
     | BoundsRead
     | OffsetsWritten
-    | CommitRecorded
+    | CommitsRecorded
     | DeadLetterStored
     | DeadLetterFailed
 )

@@ -1,4 +1,4 @@
-"""Member events: what a member did or what happened to it, by name and fields.
+"""Member events: actions and observations of a member, each with a name and fields.
 
 The names are stable between releases: users filter logs by them, and `metrics` counts them. No
 decision depends on a member event.
@@ -10,6 +10,8 @@ import enum
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dagster_rebalance.core.model.offsets import TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,7 +137,7 @@ EVENT_SPECS: Mapping[EventKind, EventSpec] = {
     EventKind.OFFSETS_RECORDED: EventSpec(
         logging.DEBUG,
         (*_RANGE, "commits"),
-        "Dagster has the materialisation of one commit or several.",
+        "Dagster has the materialization of one commit or several.",
     ),
     EventKind.OFFSETS_MOVED: EventSpec(
         logging.INFO,
@@ -210,6 +212,6 @@ def json_value(value: object) -> object:
         return value.value
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, tuple):
+    if isinstance(value, tuple) and not isinstance(value, TopicPartition):
         return [json_value(each) for each in value]
     return str(value)

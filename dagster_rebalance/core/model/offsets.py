@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 MAX_OFFSET = 2**63 - 1
 """The largest offset that Kafka can store."""
 
+_RANGES_SHOWN = 4
+_NAMES_KEPT = 100
+_LONGEST_SPAN = 1_000_000
 _PARTITION = re.compile(r"(?P<topic>.+)-(?P<number>[0-9]{1,10})", re.DOTALL)
+_SPAN = re.compile(r"(?P<topic>.+)-(?P<first>[0-9]{1,10})\.\.(?P<last>[0-9]{1,10})", re.DOTALL)
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
@@ -27,9 +31,11 @@ def is_topic_name(text: str) -> bool:
     return _TOPIC.fullmatch(text) is not None
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicPartition:
-    """One partition of one topic."""
+class TopicPartition(NamedTuple):
+    """One partition of one topic.
+
+    A named tuple, because the key of most mappings must be hashed and compared without Python code.
+    """
 
     topic: str
     partition: int
@@ -39,23 +45,48 @@ class TopicPartition:
 
 
 def names_of(partitions: Iterable[TopicPartition], most: int = 20) -> str:
-    """Format up to `most` rows of partitions for messages: `orders-0..3, orders-7`."""
-    rows: list[list[TopicPartition]] = []
-    for partition in sorted(partitions):
-        if rows and partition == TopicPartition(
-            rows[-1][0].topic, rows[-1][0].partition + len(rows[-1])
-        ):
-            rows[-1].append(partition)
+    """Format up to `most` spans of partitions for messages: `orders-0..3, orders-7`."""
+    rows = _spans(partitions)
+    left = sum(last - first + 1 for _, first, last in rows[most:])
+    texts = (_row(*row) for row in rows[:most])
+    return ", ".join(texts) + (f" and {left} more" if left else "") or "no partitions"
+
+
+def _spans(partitions: Iterable[TopicPartition]) -> list[tuple[str, int, int]]:
+    """Return topics with the first and last of consecutive partitions."""
+    rows: list[tuple[str, int, int]] = []
+    for topic, number in sorted(partitions):
+        if rows and rows[-1][0] == topic and rows[-1][2] == number - 1:
+            rows[-1] = (topic, rows[-1][1], number)
         else:
-            rows.append([partition])
-    left = sum(map(len, rows[most:]))
-    return (
-        ", ".join(map(_row, rows[:most])) + (f" and {left} more" if left else "") or "no partitions"
-    )
+            rows.append((topic, number, number))
+    return rows
 
 
-def _row(row: list[TopicPartition]) -> str:
-    return ", ".join(map(str, row)) if len(row) <= 2 else f"{row[0]}..{row[-1].partition}"  # noqa: PLR2004 - two are shorter in full
+def listed(partitions: Iterable[TopicPartition]) -> list[str]:
+    """Return the names of partitions; if there are many, with spans such as `orders-0..9999`."""
+    named = list(partitions)
+    if len(named) <= _NAMES_KEPT:
+        return [str(partition) for partition in named]
+    return [row for span in _spans(named) for row in _row(*span).split(", ")]
+
+
+def parse_listed(names: object) -> Iterator[TopicPartition]:
+    """Yield the partitions in the result of `listed`, ignoring all other values."""
+    for name in names if isinstance(names, list) else ():
+        span = _SPAN.fullmatch(str(name))
+        if span is None:
+            yield from parse_partitions([name])
+        elif int(span["last"]) - int(span["first"]) < _LONGEST_SPAN:
+            for number in range(int(span["first"]), int(span["last"]) + 1):
+                yield TopicPartition(span["topic"], number)
+
+
+def _row(topic: str, first: int, last: int) -> str:
+    """Format a span; two partitions are shorter in full."""
+    if first == last:
+        return f"{topic}-{first}"
+    return f"{topic}-{first}{', ' + topic + '-' if last == first + 1 else '..'}{last}"
 
 
 def parse_partitions(names: object) -> Iterator[TopicPartition]:
@@ -101,7 +132,7 @@ class Bounds:
     Attributes:
         start: The first offset.
         until: The end offset; with an open transaction, the last stable offset.
-        leader_epoch: The leader epoch of the answer, or None.
+        leader_epoch: The leader epoch in the response, or None.
         high_watermark: The end offset including open transactions; None if it was not requested.
     """
 
@@ -112,7 +143,7 @@ class Bounds:
 
     @property
     def is_known(self) -> bool:
-        """Whether the leader has answered; otherwise they are `ANY_BOUNDS`."""
+        """Whether the leader has answered. If not, these bounds are `ANY_BOUNDS`."""
         return self.until != MAX_OFFSET
 
 
@@ -122,7 +153,7 @@ ANY_BOUNDS = Bounds(0, MAX_OFFSET)
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Offset in the log of a partition, and the leader epoch in which the log reached it."""
+    """Offset in the log of a partition, and a leader epoch in which the log reached this offset."""
 
     offset: int
     leader_epoch: int | None = None
@@ -192,7 +223,7 @@ class OffsetRange:
 
     @property
     def fields(self) -> dict[str, str | int]:
-        """Its fields by name."""
+        """The fields of the range by name."""
         return {
             "topic": self.topic,
             "partition": self.partition,
@@ -216,3 +247,11 @@ class OffsetRange:
             and self.start < other.until
             and other.start < self.until
         )
+
+
+def in_short(ranges: Sequence[OffsetRange]) -> str:
+    """Format ranges for messages, tags and logs, at most the first four of them."""
+    shown = [*map(str, ranges[:_RANGES_SHOWN])]
+    if len(ranges) > _RANGES_SHOWN:
+        shown.append(f"and {len(ranges) - _RANGES_SHOWN} more")
+    return ", ".join(shown)

@@ -19,9 +19,9 @@ class RunState(enum.Enum):
     CREATED = "created"
     """Created and in no queue. Dagster submits the run when it is requested again."""
     WAITING = "waiting"
-    """Queued: it has not started and can be cancelled at no cost."""
+    """Queued: the run has not started, and can be cancelled without loss of work."""
     STARTING = "starting"
-    """Launching: it has not checked its claim. Some launchers can already cancel it."""
+    """Launching: the run has not checked its claim. Some launchers can already cancel it."""
     STARTED = "started"
     """Working, or about to check its claim."""
     CANCELING = "canceling"
@@ -46,7 +46,7 @@ NOT_BEGUN = frozenset({RunState.CREATED, RunState.WAITING})
 
 @dataclass(frozen=True, slots=True)
 class RunSnapshot:
-    """One run as Dagster shows it.
+    """A run as Dagster shows it.
 
     Attributes:
         attempt: The number of the attempt for which it was requested; 0 if unknown.
@@ -55,12 +55,12 @@ class RunSnapshot:
         is_automatic: Whether it is a re-execution that Dagster's own run retries created.
         has_started: Whether its process reached its start check. If not, it has written nothing.
         awaits_retry: Whether it failed and Dagster will retry it.
-        is_refused: Whether its start check refused it. It does not work, and is not an attempt.
-        is_cancelled_by_member: Whether a member cancelled it for a hold or a loss. It is not an
-            attempt, and may work until it has ended.
+        is_refused: Whether its start check refused it. It processes nothing, and is not an attempt.
+        is_cancelled_by_member: Whether a member cancelled it for a hold or lost partitions. Such a
+            run is not an attempt, and may produce output until it has ended.
         is_interrupted: Whether a signal ended its process without a cancellation; not an attempt.
         heartbeat: The last heartbeat; empty before the process begins to work.
-        heartbeat_timeout_s: The time-out that it was started with; 0 if unknown.
+        heartbeat_timeout_s: The heartbeat timeout that it was started with; 0 if unknown.
         is_gone: Whether its process reported its end or no longer exists. Its external work may
             continue.
         is_over: Whether all of its work has ended. An end status in Dagster alone is no proof.
@@ -71,7 +71,7 @@ class RunSnapshot:
         done: The selected assets that succeeded. Like `undone`, known only if a run of the batch
             left something out.
         undone: The selected assets that it began and that did not succeed.
-        active_partitions: The partitions of a streaming run; None if unknown: it may be any.
+        active_partitions: The partitions that a streaming run may process; None if unknown (any).
         ended_at: Seconds since 1970; None if it has not ended or the time is unknown.
         working_s: Working time on the batch; None if unknown.
         has_died: Whether the process of a streaming run ended while it worked on the batch.
@@ -149,7 +149,7 @@ class BatchRequest:
 
     Attributes:
         attempt: The number of this request, starting at 1.
-        ranges: The ranges to process: after a rebalance, perhaps a part of the batch.
+        ranges: The ranges to process. After a rebalance, they may be a part of the batch.
         failures: The number of failed attempts on the ranges.
         interruptions: The number of consecutive interrupted runs since the last failed attempt.
         unsubmitted: The run that Dagster has created but not submitted; empty for none.

@@ -1,4 +1,4 @@
-"""Topics of a group: names and patterns, and where it starts without a committed offset.
+"""Topics of a group: names and patterns, and the start position without a committed offset.
 
 As in librdkafka, text that begins with `^` is a pattern for the beginning of a name; `$` ends it.
 Patterns do not match internal topics (`__...`).
@@ -38,7 +38,7 @@ class Topics:
         """Parse names and patterns.
 
         Raises:
-            ConfigurationError: There are no texts, or one is invalid.
+            ConfigurationError: `texts` is empty, or a name or pattern is invalid.
         """
         names: list[str] = []
         patterns: list[re.Pattern[str]] = []
@@ -81,7 +81,7 @@ class Topics:
         )
 
     def among(self, there: Collection[str]) -> tuple[str, ...]:
-        """Return the existing topics of the group: named ones in order, then others by name."""
+        """Return the topics of the group that exist: by name in order, then by pattern, sorted."""
         fitting = (topic for topic in sorted(there) if self.have(topic))
         named = (topic for topic in self.names if topic in there)
         return tuple(dict.fromkeys((*named, *fitting)))
@@ -127,7 +127,7 @@ def parse_start(text: str) -> Start:
     """Parse `earliest`, `latest`, or an ISO 8601 time with its zone.
 
     Raises:
-        ConfigurationError: The text is none of them.
+        ConfigurationError: The text is none of these.
     """
     if text in {each.value for each in StartFrom}:
         return StartFrom(text)

@@ -19,6 +19,7 @@ from dagster_rebalance.core.runs.progress import (
     blocking,
     progress_of,
 )
+from dagster_rebalance.core.runs.run_index import RunIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Cancel(NamedTuple):
-    """A run to cancel; with `only_unstarted`, a started one is left running."""
+    """A run to cancel. With `only_unstarted`, a started run is left running."""
 
     run_id: str
     only_unstarted: bool
@@ -40,7 +41,7 @@ class RerunSteps(NamedTuple):
         batch_requests: The runs to start.
         done: The finished batches, each with its run.
         cancels: The runs to cancel, because of a directive.
-        notes: A sentence about each rerun.
+        notes: A message about each rerun.
     """
 
     batch_requests: tuple[BatchRequest, ...]
@@ -81,7 +82,6 @@ def steps(
 
 
 def _steps_of(states: Sequence[_BatchState]) -> RerunSteps:
-    """The steps of one rerun."""
     working = sum(isinstance(state.progress, InFlight) for state in states)
     is_halted = any(blocking(state.progress) for state in states)
     waiting = [
@@ -108,7 +108,7 @@ def _steps_of(states: Sequence[_BatchState]) -> RerunSteps:
 
 
 def _unsubmitted(states: Iterable[_BatchState]) -> Iterator[BatchRequest]:
-    """The runs that Dagster has created but not submitted: it submits them on the next request."""
+    """The runs that Dagster created but did not submit: it submits them if requested again."""
     for state in states:
         match state:
             case _BatchState(batch, InFlight(unsubmitted=RunSnapshot() as run), None):
@@ -139,7 +139,8 @@ def _progress(batch: RerunBatch, runs: Sequence[RunSnapshot]) -> Progress:
     """The progress of a batch. Its ranges differ only if an operator has edited a run's config."""
     if not runs:
         return ToRequest()
-    found = [progress_of(range_, batch.batch_id, runs, max_attempts=1) for range_ in batch.ranges]
+    known = RunIndex(runs)
+    found = [progress_of(range_, batch.batch_id, known, max_attempts=1) for range_ in batch.ranges]
     return next(
         (one for one in found if isinstance(one, InFlight)),
         next((one for one in found if not isinstance(one, Succeeded)), found[0]),

@@ -1,7 +1,7 @@
 """Selection of the ranges of a rerun, which processes committed ranges again.
 
 A rerun repeats whole recorded ranges with the same bounds, so output keyed by range is overwritten
-and not doubled. Ranges that the group has not committed are left to the group. If Kafka has deleted
+and not duplicated. Ranges that the group has not committed are left to the group. If Kafka deleted
 any of the records, the rerun is refused: it would leave a hole in the output.
 """
 
@@ -34,13 +34,13 @@ _SHOWN_RANGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of the past: offsets [start, until), or commit times [since, before) since 1970.
+    """Offsets [start, until), or commits with times in [since, before), in seconds since 1970.
 
-    The end may be None, for everything committed so far.
+    If the end is None, the span has everything committed so far.
 
     Raises:
-        ConfigurationError: It has neither a first offset nor a first time, or both, or ends before
-            it begins.
+        ConfigurationError: The span has neither a first offset nor a first time, or both, or its
+            end is before its begin.
     """
 
     start: int | None = None
@@ -84,9 +84,9 @@ class ProcessedRange:
     """A range whose commit is recorded.
 
     Attributes:
-        at: When its commit was recorded, in seconds since 1970.
-        is_whole: Whether it is known to be one range. A commit that the next owner recorded may
-            cover several ranges with unknown bounds.
+        at: When its last commit was made, in seconds since 1970.
+        is_whole: Whether the commit is known to cover one range. A commit that the next owner
+            recorded, and merged commits of one record, cover several ranges with unknown bounds.
     """
 
     range: OffsetRange
@@ -129,7 +129,7 @@ class Selection:
 
 
 class DisjointRanges:
-    """Ranges that do not overlap, sorted for searches: there may be many thousands."""
+    """Ranges that do not overlap, sorted for fast searches in many thousands of ranges."""
 
     def __init__(self, ranges: Iterable[OffsetRange] = ()) -> None:
         self._of: dict[TopicPartition, list[OffsetRange]] = {}
@@ -148,20 +148,23 @@ class DisjointRanges:
         return [one for one in known[max(0, first) : behind] if one.overlaps(other)]
 
 
-def joined_ranges(commit: OffsetRange, shown: Iterable[str]) -> tuple[OffsetRange, ...]:
-    """Return the ranges of a commit that joined several, from the texts that its run has shown.
-
-    Empty if the ranges in the texts do not make up the commit.
-    """
-    named = {
+def shown_ranges(text: str) -> list[OffsetRange]:
+    """Parse the ranges in the text that a run shows as metadata of its assets."""
+    return [
         OffsetRange(found["topic"], int(found["number"]), int(found["start"]), int(found["until"]))
-        for text in shown
         for found in _SHOWN_RANGE.finditer(text)
         if int(found["start"]) < int(found["until"])
-    }
+    ]
+
+
+def joined_ranges(commit: OffsetRange, ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+    """Return the ranges of a joined commit, from the ranges that its run has shown.
+
+    The result is empty if the ranges do not add up to the commit.
+    """
     parts = sorted(
         one
-        for one in named
+        for one in set(ranges)
         if one.topic_partition == commit.topic_partition
         and commit.start <= one.start
         and one.until <= commit.until
@@ -227,7 +230,7 @@ def _chosen(
 def _newest(
     processed: Iterable[ProcessedRange],
 ) -> tuple[list[ProcessedRange], list[tuple[ProcessedRange, list[OffsetRange]]]]:
-    """The newest ranges at each offset, and the replaced ones, each with its newer ranges."""
+    """Return the last processed range of each offset, and replaced ranges with the newer ones."""
     newest: list[ProcessedRange] = []
     replaced: list[tuple[ProcessedRange, list[OffsetRange]]] = []
     known = DisjointRanges()
@@ -256,8 +259,8 @@ def _why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[Run
         return f"the group is at offset {committed}, so it will process these offsets itself"
     if not one.is_whole:
         return (
-            "its commit was recorded late, by the next owner, and may cover several ranges with "
-            "unknown bounds"
+            "it covers several ranges with unknown bounds: it was recorded by the next owner, or "
+            "joins more commits than one record can list"
         )
     working = [run.run_id for run in live if any(one.range.overlaps(r) for r in run.ranges)]
     return f"{format_runs(working)} of the group may be working on it" if working else ""
@@ -288,7 +291,6 @@ def _unrecorded(
 def _refuse_planned(
     ranges: Iterable[OffsetRange], live: Iterable[RunSnapshot], planned: Iterable[RerunBatch]
 ) -> None:
-    """Refuse ranges that another rerun processes."""
     known = DisjointRanges(ranges)
     for batch in planned:
         rerun_id = batch.rerun.rerun_id
@@ -330,7 +332,7 @@ def _refuse_deleted(
                 f"The first complete range begins at {present[0]}: rerun "
                 f"{selector_of(range_.topic_partition)} --from-offset {present[0]}"
                 if present
-                else "Kafka has none of its ranges completely"
+                else "Kafka has no complete range of the partition"
             )
             msg = (
                 f"Kafka has deleted records of {range_}: its log begins at {bounds.start}. A rerun "

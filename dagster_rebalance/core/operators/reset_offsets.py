@@ -1,8 +1,12 @@
 """Reset of committed offsets: the possible moves, and the work that must not be running.
 
 A reset must neither lose nor repeat work in flight. Claims lie beyond the committed offset and are
-dropped with it, so no run may work on one, and the group must have no member, which would continue
-from its own state. The new offset names its log, so a later truncation or recreation is detected.
+dropped with it, so no run may work on a claim. The group must have no member, because a member
+would continue from its own state. The new offset is stored with the identity of its log, so a later
+truncation or recreation is detected.
+
+The note beside the committed offset may name commits that Dagster lacks, after a kill. The reset
+removes the note, so it records them first.
 """
 
 from __future__ import annotations
@@ -14,18 +18,19 @@ from dagster_rebalance.core.model.claims import StoredPartition, encode
 from dagster_rebalance.core.model.errors import ClaimError, ConfigurationError
 from dagster_rebalance.core.model.offsets import Log, names_of
 from dagster_rebalance.core.model.run_snapshot import format_runs
-from dagster_rebalance.core.partitions.recovery import read_stored
+from dagster_rebalance.core.partitions.recovery import read_stored, unrecorded_commits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
+    from dagster_rebalance.core.model.commands import RecordCommit
     from dagster_rebalance.core.model.events import PartitionLookup
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.reporting.group_status import Owners
 
 _TIMEOUTS_AFTER_END = 2
-"""Heartbeat time-outs that must pass after the end of a run, which has another machine's clock."""
+"""Heartbeat timeouts that must pass after the end of a run, which has another machine's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,14 @@ class Move:
         shown: The committed offset when the move was planned.
         stored: The new offset with its metadata.
         claims: The number of claimed ranges that are dropped.
+        unrecorded: The commits before the move that Dagster lacks; to be recorded before it.
     """
 
     partition: TopicPartition
     shown: OffsetAndMetadata | None
     stored: OffsetAndMetadata
     claims: int = 0
+    unrecorded: tuple[RecordCommit, ...] = ()
 
     @property
     def before(self) -> int | None:
@@ -50,7 +57,7 @@ class Move:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether offsets may be read again that are in the output in ranges with other bounds."""
+        """Whether offsets may be read again whose output has ranges with other bounds."""
         return self.before is None or self.stored.offset <= self.before or self.claims > 0
 
     def __str__(self) -> str:
@@ -100,7 +107,15 @@ def _move(
         )
         raise ConfigurationError(msg)
     log = Log(found.topic_id, bounds.leader_epoch)
-    return Move(partition, found.stored, encode(StoredPartition(offset, log=log)), claims)
+    new = encode(StoredPartition(offset, log=log))
+    return Move(partition, found.stored, new, claims, _unrecorded(partition, found))
+
+
+def _unrecorded(partition: TopicPartition, found: PartitionLookup) -> tuple[RecordCommit, ...]:
+    state = None if found.stored is None else read_stored(found.stored)
+    if not isinstance(state, StoredPartition):
+        return ()
+    return unrecorded_commits(partition, state, found.recorded)
 
 
 def unreadable(found: Mapping[TopicPartition, PartitionLookup]) -> tuple[TopicPartition, ...]:
@@ -136,7 +151,7 @@ class GroupWork:
             yield (
                 f"the group has {count} member{'' if count == 1 else 's'} ({', '.join(names)}): "
                 "turn its sensor off, and cancel its streaming runs, if it has any. Members leave "
-                "when their work is done; a killed member counts for up to a session time-out"
+                "when their work is done; a killed member counts for up to a session timeout"
             )
         for run, touched in _touching(partitions, (*self.runs, *self.written_off)):
             if self._is_dead(run):
@@ -184,7 +199,7 @@ class GroupWork:
 def _touching(
     partitions: Collection[TopicPartition], runs: Iterable[RunSnapshot]
 ) -> Iterator[tuple[RunSnapshot, list[TopicPartition]]]:
-    """The live runs that may work on any of the partitions, each once, with these partitions."""
+    """The live runs that may work on the partitions, each once, with the partitions it works on."""
     wanted = set(partitions)
     by_run: dict[str, tuple[RunSnapshot, set[TopicPartition]]] = {}
     for run in runs:

@@ -1,14 +1,17 @@
-"""Offset ledger: claimed ranges of one partition in one epoch, and the next offset to commit.
+"""The claimed ranges of one partition in one epoch, from its committed offset on.
 
 An offset may be committed only if the range that ends there and all earlier ranges have
-succeeded or are in the dead-letter topic. Ranges are contiguous by construction, so gaps from
-transactions or compaction do not matter. Results from another epoch are ignored.
+succeeded or are in the dead-letter topic. There is never a gap between two ranges, because only
+`claim` adds ranges; gaps from transactions or compaction do not matter. `with_progress` ignores
+progress of another epoch; callers of the other methods check the epoch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import operator
+from typing import NamedTuple
 
+from dagster_rebalance.core.model.claims import Claim
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.runs.progress import (
@@ -23,53 +26,79 @@ from dagster_rebalance.core.runs.progress import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEntry:
+class LedgerEntry(NamedTuple):
     """A claimed range and its progress.
 
     Attributes:
-        claimed_at: When this member wrote the claim; None if it took the claim over.
+        claimed_at: When this member wrote the claim in this epoch; if `is_early`, when its batch
+            began. None if the claim was inherited, or `without_ownership` was called since.
         due_at: When a run may be requested.
-        taken_from: The batch that had the range before, until its runs are known to have ended;
-            empty for none.
-        progress_at_takeover: The progress when this member reassigned the range to the batch, if it
-            did.
-        working_since: When a run began to work on it, if known.
+        previous_batch_id: The batch that claimed the range before, while its runs may still work
+            on it; empty for none.
+        previous_progress: The progress before the reassignment, as the next attempt sees it; None
+            without one.
+        working_since: When a run began to work on the range, if known.
+        is_early: Whether the claim was written while another batch was at work, see `Claim`.
     """
 
     range: OffsetRange
     batch_id: str
     claimed_at: float | None = None
-    progress: Progress = ToRequest()  # noqa: RUF009 - frozen, so sharing the default is safe
+    progress: Progress = ToRequest()
     due_at: float = float("-inf")
-    taken_from: str = ""
-    progress_at_takeover: ToRequest | Exhausted | None = None
+    previous_batch_id: str = ""
+    previous_progress: ToRequest | Exhausted | None = None
     working_since: float | None = None
+    is_early: bool = False
+
+    @property
+    def claim(self) -> Claim:
+        """The claim to store: it is early until its batch has begun."""
+        is_early = self.is_early and (self.previous_batch_id != "" or self.progress == ToRequest())
+        return Claim(self.range.until, self.batch_id, self.previous_batch_id, is_early)
 
     @property
     def is_own(self) -> bool:
-        """Whether this member wrote the claim, in this epoch."""
+        """Whether this member wrote the claim, see `claimed_at`."""
         return self.claimed_at is not None
 
     def reassigned(self, batch_id: str, claimed_at: float) -> LedgerEntry:
-        """Return the entry for another batch, whose first run is the next attempt."""
-        progress_at_takeover = None
+        """Return the entry for another batch, whose first run is the next attempt.
+
+        Raises:
+            IllegalStateError: A run of the former batch may still work on the range.
+        """
+        if self.is_reassignment_open:
+            former = self.previous_batch_id
+            msg = f"{self.range} cannot be claimed: runs of {former} may still work on it"
+            raise IllegalStateError(msg)
+        previous_progress = None
         if isinstance(self.progress, ToRequest | Exhausted):
-            progress_at_takeover = self.progress.next_attempt
-        return replace(
-            self,
+            previous_progress = self.progress.next_attempt
+        return self._replace(
             batch_id=batch_id,
             claimed_at=claimed_at,
-            progress=progress_at_takeover or self.progress,
-            taken_from="" if self.is_own else self.batch_id,
-            progress_at_takeover=progress_at_takeover,
+            progress=previous_progress or self.progress,
+            previous_batch_id="" if self.is_own else self.batch_id,
+            previous_progress=previous_progress,
+            is_early=self.is_early and not self.is_own,
+        )
+
+    def with_progress(
+        self, progress: Progress, due_at: float, working_since: float | None
+    ) -> LedgerEntry:
+        """Return the entry with other progress. An own early claim begins with its first run."""
+        begins = self.is_early and self.is_own and self.progress == ToRequest()
+        claimed_at = working_since if begins and working_since is not None else self.claimed_at
+        return self._replace(
+            progress=progress, due_at=due_at, working_since=working_since, claimed_at=claimed_at
         )
 
     @property
-    def is_takeover_open(self) -> bool:
-        """Whether it was taken from another batch whose runs have not been read since."""
+    def is_reassignment_open(self) -> bool:
+        """Whether it is not known yet if runs of `previous_batch_id` work on the range."""
         return (
-            self.taken_from != ""
+            self.previous_batch_id != ""
             and self.completed_by is None
             and not isinstance(self.progress, InFlight)
         )
@@ -89,7 +118,9 @@ class LedgerEntry:
     @property
     def batch_ids(self) -> tuple[str, ...]:
         """The batches whose runs may work on the range."""
-        return (self.batch_id, self.taken_from) if self.taken_from else (self.batch_id,)
+        return (
+            (self.batch_id, self.previous_batch_id) if self.previous_batch_id else (self.batch_id,)
+        )
 
     @property
     def completed_by(self) -> str | None:
@@ -102,12 +133,11 @@ class LedgerEntry:
         return isinstance(self.progress, DeadLettered)
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetLedger:
+class OffsetLedger(NamedTuple):
     """Claimed ranges of a partition, in offset order.
 
     Attributes:
-        epoch: The assignment of the partition that the ledger belongs to.
+        epoch: The number of this assignment. Not Kafka's member epoch or leader epoch.
         next_offset: The committed offset.
         entries: The claimed ranges from `next_offset` on.
     """
@@ -162,36 +192,41 @@ class OffsetLedger:
             self.entries[0] if self.entries and self.entries[0].completed_by is not None else None
         )
 
-    def claim(
+    def with_claim(
         self,
         batch_id: str,
         until: int,
         claimed_at: float | None = None,
         *,
-        taken_from: str = "",
+        previous_batch_id: str = "",
+        is_early: bool = False,
     ) -> OffsetLedger:
         """Add the range `[claimed_until, until)` for a batch."""
         range_ = OffsetRange(
             self.partition.topic, self.partition.partition, self.claimed_until, until
         )
-        entry = LedgerEntry(range_, batch_id, claimed_at, taken_from=taken_from)
-        return replace(self, entries=(*self.entries, entry))
+        entry = LedgerEntry(
+            range_, batch_id, claimed_at, previous_batch_id=previous_batch_id, is_early=is_early
+        )
+        return self._replace(entries=(*self.entries, entry))
 
-    def reclaimed(self, range_: OffsetRange, batch_id: str, claimed_at: float) -> OffsetLedger:
+    def with_reassigned(
+        self, range_: OffsetRange, batch_id: str, claimed_at: float
+    ) -> OffsetLedger:
         """Assign a claimed range to another batch."""
         entries = tuple(
             entry.reassigned(batch_id, claimed_at) if entry.range == range_ else entry
             for entry in self.entries
         )
-        return replace(self, entries=entries)
+        return self._replace(entries=entries)
 
     def without_ownership(self) -> OffsetLedger:
-        """Forget which claims without runs this member has written."""
+        """Remove `claimed_at` from the claims without runs: they are claimed again."""
         entries = tuple(
-            replace(entry, claimed_at=None) if isinstance(entry.progress, ToRequest) else entry
+            entry._replace(claimed_at=None) if isinstance(entry.progress, ToRequest) else entry
             for entry in self.entries
         )
-        return replace(self, entries=entries)
+        return self._replace(entries=entries)
 
     def with_progress(
         self,
@@ -204,12 +239,12 @@ class OffsetLedger:
     ) -> OffsetLedger:
         """Set the progress of a range. Progress from another epoch or of a done range is ignored.
 
-        Unchanged progress keeps its times.
+        Unchanged progress keeps its times, unless it is now known when the work began.
         """
         if epoch != self.epoch:
             return self
         entries = tuple(
-            replace(entry, progress=progress, due_at=due_at, working_since=working_since)
+            entry.with_progress(progress, due_at, working_since)
             if entry.range == range_
             and entry.completed_by is None
             and (
@@ -219,34 +254,39 @@ class OffsetLedger:
             else entry
             for entry in self.entries
         )
-        return replace(self, entries=entries)
+        is_same = all(map(operator.is_, entries, self.entries))
+        return self if is_same else self._replace(entries=entries)
 
-    def taken_over(
-        self, range_: OffsetRange, progress_at_takeover: ToRequest | Exhausted
+    def with_completed_reassignment(
+        self, range_: OffsetRange, previous_progress: ToRequest | Exhausted
     ) -> OffsetLedger:
-        """Complete the takeover of a range: no run of its former batch works any more.
+        """Complete the reassignment of a range: no run of its former batch works any more.
 
-        A done range does not change: until its commit is stored, the claim must name the batch of
-        its run.
+        A done range is unchanged: until its commit is stored, the claim must name the batch of the
+        run that succeeded.
         """
         entries = tuple(
-            replace(entry, taken_from="", progress_at_takeover=progress_at_takeover.next_attempt)
+            entry._replace(
+                previous_batch_id="",
+                previous_progress=previous_progress.next_attempt,
+                is_early=False,
+            )
             if entry.range == range_ and entry.completed_by is None
             else entry
             for entry in self.entries
         )
-        return replace(self, entries=entries)
+        return self._replace(entries=entries)
 
-    def due_now(self, *, exhausted_too: bool) -> OffsetLedger:
+    def with_all_due(self, *, exhausted_too: bool) -> OffsetLedger:
         """Make all ranges that wait for their next run due now."""
         tried = (ToRequest, Exhausted) if exhausted_too else ToRequest
         entries = tuple(
-            replace(entry, due_at=float("-inf")) if isinstance(entry.progress, tried) else entry
+            entry._replace(due_at=float("-inf")) if isinstance(entry.progress, tried) else entry
             for entry in self.entries
         )
-        return replace(self, entries=entries)
+        return self._replace(entries=entries)
 
-    def committed(self, entry: LedgerEntry) -> OffsetLedger:
+    def after_commit(self, entry: LedgerEntry) -> OffsetLedger:
         """Remove a committed range.
 
         Raises:
@@ -258,4 +298,4 @@ class OffsetLedger:
                 "first range, or is not done"
             )
             raise IllegalStateError(msg)
-        return replace(self, next_offset=entry.range.until, entries=self.entries[1:])
+        return self._replace(next_offset=entry.range.until, entries=self.entries[1:])

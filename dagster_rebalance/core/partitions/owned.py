@@ -7,11 +7,12 @@ ledger, so the stored claims always agree with it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.batches.planning import Backlog
-from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, encode
+from dagster_rebalance.core.model.claims import LastCommit, StoredPartition, encode
 from dagster_rebalance.core.model.commands import OffsetWrite, RecordCommit
+from dagster_rebalance.core.model.commit_parts import NO_COMMITS, CommitPart, CommitParts
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import (
     MAX_OFFSET,
@@ -20,8 +21,11 @@ from dagster_rebalance.core.model.offsets import (
     OffsetRange,
     TopicPartition,
 )
+from dagster_rebalance.core.model.printable import Reason
 from dagster_rebalance.core.partitions.state_machine import Change, Phase, after
+from dagster_rebalance.core.partitions.unrecorded import NOTHING, Unrecorded
 from dagster_rebalance.core.runs.progress import InFlight, blocking
+from dagster_rebalance.core.runs.stream_batch import number_of
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import StoreDeadLetter
@@ -34,36 +38,35 @@ _HANGING_AFTER_S = 960.0
 """Brokers abort a transaction after at most `transaction.max.timeout.ms`, by default 900 s."""
 
 
-@dataclass(frozen=True, slots=True)
-class PendingWrite:
+class PendingWrite(NamedTuple):
     """Offset write that Kafka has not confirmed.
 
-    Without `commit`, `claim` and `reclaim` it stores the start position of a group or the
+    A write without `commit`, `claim` and `reassign` stores the start position of a group or the
     identity of the log.
 
     Attributes:
-        commit: The entry whose end it commits.
-        claim: The new claim, as (batch id, until).
-        reclaim: The claimed range that it assigns to another batch, and the id of that batch.
-        sent_at: When it was first sent.
-        resent_at: When it was last sent again.
-        refused: Why Kafka permanently refuses it; empty if it does not.
+        commit: The entry whose end the write commits.
+        claim: The new claim, as (batch id, until, whether it is early).
+        reassign: The claimed range that the write assigns to another batch, and that batch's id.
+        sent_at: When the write was first sent.
+        resent_at: When the write was last sent again.
+        refused: Why Kafka permanently refuses the write; empty if it does not.
     """
 
     write: OffsetWrite
     sent_at: float
     commit: LedgerEntry | None = None
-    claim: tuple[str, int] | None = None
-    reclaim: tuple[OffsetRange, str] | None = None
+    claim: tuple[str, int, bool] | None = None
+    reassign: tuple[OffsetRange, str] | None = None
     resent_at: float | None = None
     refused: str = ""
 
     @property
     def claimed_batch(self) -> str:
-        """The batch that it claims a range for; empty for none."""
+        """The batch for which the write claims a range; empty for none."""
         if self.claim is not None:
             return self.claim[0]
-        return "" if self.reclaim is None else self.reclaim[1]
+        return "" if self.reassign is None else self.reassign[1]
 
     @property
     def last_sent_at(self) -> float:
@@ -77,9 +80,9 @@ class Refused:
 
     Attributes:
         reason: The reason, and what to do.
-        moved_from: The stop ends only when the committed offset differs from this one, because a
-            log that has grown again no longer shows its truncation. None if the reason is evaluated
-            on each read.
+        moved_from: The stop ends only when the committed offset differs from this offset, because a
+            log that has grown again no longer shows its truncation. None if each read evaluates the
+            reason again.
     """
 
     reason: str
@@ -93,8 +96,8 @@ class DeadLetter:
     Attributes:
         command: The issued command.
         due_at: When the command is repeated.
-        is_stored: Whether the topic has the range.
-        failures: Number of failures to store it.
+        is_stored: Whether the range is in the dead-letter topic.
+        failures: Number of failures to store the range.
         problem: The last failure; empty for none.
     """
 
@@ -110,10 +113,10 @@ class OpenTransaction:
     """A transaction that blocks reading.
 
     Attributes:
-        offset: Its first offset, as far as known.
-        records: Offsets from there to the high watermark.
-        since: When it was first seen.
-        is_hanging: Whether it is older than brokers allow.
+        offset: The first offset of the transaction, as far as known.
+        records: Number of offsets from there to the high watermark.
+        since: When the transaction was first seen.
+        is_hanging: Whether the transaction is older than brokers allow.
     """
 
     offset: int
@@ -122,39 +125,36 @@ class OpenTransaction:
     is_hanging: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedPartition:
+class OwnedPartition(NamedTuple):
     """One partition in one epoch.
 
     Attributes:
         epoch: Increases with each assignment of any partition to this member.
-        stored: What Kafka stores, as last read or written; None without a committed offset.
+        stored: The committed offset, as last read or written; None if Kafka has none.
         ledger: None until the stored offset has been read.
         last_commit: The last commit in the stored metadata.
         log: The log when the partition was restored.
         stored_log: The log in the stored metadata.
         bounds: The bounds as last read.
         backlog_since: Since when there are offsets to claim; None if there are none.
-        seen_since: When the first of them was seen, also if a later batch had no room for it.
-        has_claimed: Whether this member has claimed a batch of it. The first batch does not wait
-            for more records, as its previous waiting time is unknown.
-        unrecorded: Commits that Dagster has not recorded yet.
-        recorded_at: When `unrecorded` was last issued. Later commits are not added to it.
-        record_due_at: Until then, commits are joined into one record.
-        held_since: When its release was requested.
-        runs_are_known: Whether the runs of its claims were read, and again since its release was
-            requested.
-        stop_reason: Why it is stopped; empty if it is not.
-        refused: Why it could not be restored the last time.
-        blocked_by: Runs without a claim that work on it; they must end before it is restored.
-        dead_letter: The dead letter of its first range.
-        rechecked_runs: Runs that refused themselves and after which the claims were read again,
-            once for each, because that restarts the delays of the ranges.
+        seen_since: When the first of these offsets was seen, also if a later batch had no room.
+        has_claimed: Whether this member has claimed a batch. The first batch does not wait for more
+            records, because its previous waiting time is unknown.
+        unrecorded: The commits that Dagster lacks.
+        held_since: When the release of the partition was requested.
+        runs_are_known: Whether the runs of the claims were read; in a hold, whether they were read
+            since the release was requested.
+        stop_reason: Why the partition is stopped; empty if it is not.
+        refused: Why the last restore was refused.
+        blocked_by: Runs that work on the partition without a claim: they must end before a restore.
+        dead_letter: The dead letter of the first range.
+        rechecked_runs: Runs that their start check refused, and after which the claims were read
+            again. This happens once per run, because it restarts the delays of the ranges.
         has_foreign_write: Whether a foreign write was found while draining; nothing more is
             committed.
-        directive: The pause or stop directive in force.
-        previous: The state before it is read again; None for the first read, and if Kafka now
-            stores something else.
+        directive: The pause or stop that applies.
+        previous: The state before the partition is read again; None for the first read, and if the
+            committed offset has changed.
     """
 
     partition: TopicPartition
@@ -163,16 +163,14 @@ class OwnedPartition:
     stored: OffsetAndMetadata | None = None
     ledger: OffsetLedger | None = None
     last_commit: LastCommit | None = None
-    log: Log = Log()  # noqa: RUF009 - frozen, so sharing the default is safe
-    stored_log: Log = Log()  # noqa: RUF009 - frozen, as above
+    log: Log = Log()
+    stored_log: Log = Log()
     bounds: Bounds | None = None
     backlog_since: float | None = None
     seen_since: float | None = None
     has_claimed: bool = False
     pending: PendingWrite | None = None
-    unrecorded: RecordCommit | None = None
-    recorded_at: float | None = None
-    record_due_at: float = float("-inf")
+    unrecorded: Unrecorded = NOTHING
     held_since: float | None = None
     runs_are_known: bool = False
     stop_reason: str = ""
@@ -188,73 +186,88 @@ class OwnedPartition:
     def changed(self, change: Change) -> OwnedPartition:
         """Return the partition after a change of phase.
 
-        In a phase without commits, a pending write is dropped, as its answer comes too late. A
-        pending commit also drops `unrecorded`, because only Kafka knows where the commits to record
-        end.
+        In a phase without commits, a pending write is dropped, because its answer comes too late. A
+        pending commit also drops the record that it joins, because only Kafka knows its end.
 
         Raises:
             IllegalStateError: The change is not legal in this phase.
         """
-        changed = replace(self, phase=after(self.phase, change))
+        changed = self._replace(phase=after(self.phase, change))
         if changed.phase.may_commit or self.pending is None:
             return changed
-        unrecorded = None if self.pending.commit is not None else self.unrecorded
-        return replace(changed, pending=None, unrecorded=unrecorded)
+        commit, unrecorded = self.pending.commit, self.unrecorded
+        if commit is not None and not commit.is_dead_letter:
+            unrecorded = unrecorded.without_growing()
+        return changed._replace(pending=None, unrecorded=unrecorded)
 
     def draining(self) -> OwnedPartition:
         """Return the partition after its release was requested.
 
-        While it is read again, it drains in its previous state, since known runs may still work on
-        it. That is safe: each commit is compared with the stored offset, and names the log that the
-        next owner compares with the log of the partition.
+        A partition that is being read again drains in its previous state, because known runs may
+        still work on it. This is safe: each commit is compared with the stored offset, and has the
+        identity of the log, which the next owner compares with the log of the partition.
         """
         if self.previous is None:
             return self.changed(Change.GIVE_UP_REQUESTED)
         phase = after(self.phase, Change.LOOK_UP_DROPPED)
-        return replace(self.previous, phase=phase, directive=self.directive)
+        return self.previous._replace(phase=phase, directive=self.directive)
 
     def restored(self, now: float) -> OwnedPartition:
         """Return the restored partition; offsets in its bounds may be claimed at once."""
-        restored = replace(
-            self.changed(Change.RESTORED), blocked_by=(), refused=None, previous=None
+        restored = self.changed(Change.RESTORED)._replace(
+            blocked_by=(), refused=None, previous=None
         )
         return restored if self.bounds is None else restored.with_bounds(self.bounds, now)
 
     def with_directive(self, directive: Directive | None) -> OwnedPartition:
-        """Return the partition under another directive, or under none.
+        """Return the partition with another pause or stop, or with none.
 
-        After a resume, claims without a started batch are claimed again: other ranges of the batch
-        may have been processed, and a streaming run starts no batch twice.
+        After a resume, ranges whose batch has not started are claimed again: other ranges of that
+        batch may have been processed, and a streaming run never starts a batch id twice.
         """
         if directive is not None or self.ledger is None:
-            return replace(self, directive=directive)
-        return replace(self, directive=None, ledger=self.ledger.without_ownership())
+            return self._replace(directive=directive)
+        return self._replace(directive=None, ledger=self.ledger.without_ownership())
 
-    def due_now(self, *, exhausted_too: bool) -> OwnedPartition:
+    def with_all_due(self, *, exhausted_too: bool) -> OwnedPartition:
         """Return the partition with its delayed ranges and refused write due now.
 
-        With a dead-letter topic, exhausted ranges (`exhausted_too`) are being stored there instead.
+        With a dead-letter topic, `exhausted_too` is False: exhausted ranges are stored there.
         """
         pending = self.pending
         if pending is not None and pending.refused:
-            pending = replace(pending, resent_at=float("-inf"))
+            pending = pending._replace(resent_at=float("-inf"))
         ledger = self.ledger
         if ledger is not None:
-            ledger = ledger.due_now(exhausted_too=exhausted_too)
-        return replace(self, ledger=ledger, pending=pending)
+            ledger = ledger.with_all_due(exhausted_too=exhausted_too)
+        return self._replace(ledger=ledger, pending=pending)
 
     def with_bounds(self, bounds: Bounds, now: float) -> OwnedPartition:
         """Return the partition with new bounds."""
-        is_behind = self.ledger is not None and bounds.until > self.ledger.claimed_until
-        if not is_behind:
-            return replace(self, bounds=bounds, backlog_since=None, seen_since=None)
-        since = now if self.backlog_since is None else self.backlog_since
-        seen_since = since if self.seen_since is None else self.seen_since
-        return replace(self, bounds=bounds, backlog_since=since, seen_since=seen_since)
+        since = seen_since = None
+        if self.ledger is not None and bounds.until > self.ledger.claimed_until:
+            since = now if self.backlog_since is None else self.backlog_since
+            seen_since = since if self.seen_since is None else self.seen_since
+        if (bounds, since, seen_since) == (self.bounds, self.backlog_since, self.seen_since):
+            return self
+        return self._replace(bounds=bounds, backlog_since=since, seen_since=seen_since)
 
     @property
     def is_idle(self) -> bool:
-        """Whether only an event, and not time alone, can give the partition work."""
+        """Whether the partition has no work until an event arrives, however much time passes."""
+        return not self.unrecorded and self._is_at_rest
+
+    @property
+    def is_done_with_bounds(self) -> bool:
+        """Whether another read of the same bounds cannot change the partition."""
+        if not self._is_at_rest or self.ledger is None or self.bounds is None:
+            return False
+        is_behind = self.bounds.until < self.ledger.next_offset
+        return not (self.unrecorded and (is_behind or self.has_new_leader))
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether the partition has no work, or only lacks records in Dagster."""
         if (
             self.phase is not Phase.OWNED
             or self.ledger is None
@@ -262,12 +275,7 @@ class OwnedPartition:
             or self.bounds is None
         ):
             return False
-        if (
-            self.ledger.entries
-            or self.pending is not None
-            or self.unrecorded is not None
-            or self.backlog_since is not None
-        ):
+        if self.ledger.entries or self.pending is not None or self.backlog_since is not None:
             return False
         if self.stored_log != self.log or self.open_transaction is not None:
             return False
@@ -281,7 +289,7 @@ class OwnedPartition:
         if isinstance(entry.progress, InFlight):
             return False
         if self.directive is not None and self.phase is Phase.OWNED:
-            return not entry.is_takeover_open
+            return not entry.is_reassignment_open
         return self.phase is Phase.STOPPED and (at < entry.due_at or self.directive is not None)
 
     @property
@@ -305,12 +313,12 @@ class OwnedPartition:
 
     @property
     def previous_entries(self) -> tuple[LedgerEntry, ...]:
-        """The claimed ranges before it is read again."""
+        """The claimed ranges from before the current read."""
         return self.previous.entries if self.previous is not None else ()
 
     @property
     def known_entries(self) -> tuple[LedgerEntry, ...]:
-        """The claimed ranges, or the previous ones while it is read again."""
+        """The claimed ranges; while the partition is read again, the previous ranges."""
         return (
             self.previous.entries
             if self.ledger is None and self.previous is not None
@@ -319,20 +327,20 @@ class OwnedPartition:
 
     @property
     def ahead(self) -> OffsetRange:
-        """All offsets that are not committed yet, including future ones."""
+        """The range from the committed offset on, including records not produced yet."""
         start = self.ledger.next_offset if self.ledger else 0
         return OffsetRange(self.partition.topic, self.partition.partition, start, MAX_OFFSET)
 
     @property
     def live_runs(self) -> frozenset[str]:
-        """The runs that may still work on it."""
+        """The runs that may still work on the partition."""
         if self.previous is not None:
             return self.previous.live_runs
         return self.ledger.live_runs if self.ledger else frozenset()
 
     @property
     def last_failure(self) -> tuple[str, str, str] | None:
-        """Run, batch and error of the first range that stops it, or None."""
+        """Run, batch and error of the first range that stops the partition, or None."""
         for entry in self.entries:
             blocked = blocking(entry.progress)
             if blocked is not None:
@@ -358,7 +366,7 @@ class OwnedPartition:
 
     @property
     def is_behind_deletion(self) -> bool:
-        """Whether Kafka has deleted the record at the committed offset."""
+        """Whether the committed offset is below the log start offset."""
         return (
             self.ledger is not None
             and self.bounds is not None
@@ -366,8 +374,19 @@ class OwnedPartition:
         )
 
     @property
+    def is_troubled(self) -> bool:
+        """Whether it is stopped, or failed runs, a refused write or a transaction may stop it."""
+        return (
+            self.phase is Phase.STOPPED
+            or self.stop_reason != ""
+            or self.open_transaction is not None
+            or (self.pending is not None and self.pending.refused != "")
+            or (self.ledger is not None and self.ledger.blocked is not None)
+        )
+
+    @property
     def needs_operator(self) -> bool:
-        """Whether it continues only after an operator moves its committed offset."""
+        """Whether the partition continues only after an operator moves its committed offset."""
         is_at_rest = not self.live_runs and self.pending is None
         return self.phase is Phase.STOPPED and (
             self.ledger is None or (self.is_behind_deletion and is_at_rest)
@@ -382,11 +401,9 @@ class OwnedPartition:
 
     @property
     def has_new_leader(self) -> bool:
-        """Whether it has a new leader since it was restored, so its log may have been truncated."""
-        return self.bounds is not None and self.bounds.leader_epoch not in {
-            None,
-            self.log.leader_epoch,
-        }
+        """Whether a new leader was elected since the restore: the log may have been truncated."""
+        epoch = None if self.bounds is None else self.bounds.leader_epoch
+        return epoch is not None and epoch != self.log.leader_epoch
 
     @property
     def backlog(self) -> Backlog | None:
@@ -411,48 +428,44 @@ class OwnedPartition:
             self.seen_since,
         )
 
-    def is_record_due(self, now: float) -> bool:
-        """Return whether Dagster has to record `unrecorded` before the next commit.
+    def due_records(self, now: float) -> int:
+        """Return how many records of its commits to issue."""
+        if self.pending is not None and self.pending.commit is not None:
+            return 0
+        return self.unrecorded.due(now, all_now=self.phase is not Phase.OWNED)
 
-        A record that was issued must not grow, since Dagster may have it. The same holds for the
-        record of a commit found in Kafka, which the earlier owner may still issue. A dead letter
-        has its own record.
-        """
-        record = self.unrecorded
-        if record is None or (self.pending is not None and self.pending.commit is not None):
-            return False
-        if self.phase is not Phase.OWNED or self.recorded_at is not None:
-            return True
-        if record.is_late or record.is_dead_letter:
-            return True
-        following = self.ledger.committable if self.ledger else None
-        return now >= self.record_due_at or (following is not None and following.is_dead_letter)
+    def lacks_record(self, now: float) -> bool:
+        """Whether a record in Dagster is unconfirmed, or still missing before the release."""
+        is_awaited = self.unrecorded.issued > 0 or not self.phase.is_kept
+        return is_awaited and self.due_records(now) > 0
 
     def commit_write(self, now: float) -> PendingWrite | None:
-        """Return the commit that is due, unless another write is pending."""
+        """Return the write of the due commit, if any, unless another write is pending."""
         if (
             self.ledger is None
             or self.pending
             or self.has_foreign_write
-            or self.is_record_due(now)
             or not self.phase.may_commit
         ):
             return None
         entry = self.ledger.committable
         if entry is None or entry.completed_by is None:
             return None
-        write = self._write(self.ledger.committed(entry), self._last_commit(entry))
+        is_letter = entry.is_dead_letter
+        if not self.unrecorded.has_room(len(self.entries), is_dead_letter=is_letter):
+            return None
+        write = self._write(self.ledger.after_commit(entry), self._last_commit(entry))
         return PendingWrite(write, now, commit=entry)
 
-    def claim_write(self, batch_id: str, until: int, now: float) -> PendingWrite:
-        """Return the claim of the offsets up to `until` for a batch."""
+    def claim_write(
+        self, batch_id: str, until: int, now: float, *, is_early: bool = False
+    ) -> PendingWrite:
+        """Return the write that claims the offsets up to `until` for a batch."""
         if self.ledger is None:
             raise self._unknown
-        return PendingWrite(
-            self._write(self.ledger.claim(batch_id, until), self.last_commit),
-            now,
-            claim=(batch_id, until),
-        )
+        ledger = self.ledger.with_claim(batch_id, until, is_early=is_early)
+        write = self._write(ledger, self.last_commit)
+        return PendingWrite(write, now, claim=(batch_id, until, is_early))
 
     @property
     def _unknown(self) -> IllegalStateError:
@@ -460,15 +473,15 @@ class OwnedPartition:
             f"{self.partition} cannot be claimed before its committed offset is known"
         )
 
-    def reclaim_write(self, range_: OffsetRange, batch_id: str, now: float) -> PendingWrite:
-        """Return the claim of a claimed range for another batch."""
+    def reassign_write(self, range_: OffsetRange, batch_id: str, now: float) -> PendingWrite:
+        """Return the write that assigns a claimed range to another batch."""
         if self.ledger is None:
             raise self._unknown
-        ledger = self.ledger.reclaimed(range_, batch_id, now)
-        return PendingWrite(self._write(ledger, self.last_commit), now, reclaim=(range_, batch_id))
+        ledger = self.ledger.with_reassigned(range_, batch_id, now)
+        return PendingWrite(self._write(ledger, self.last_commit), now, reassign=(range_, batch_id))
 
     def first_write(self, now: float) -> PendingWrite | None:
-        """Return the first write of a restored partition, or None if Kafka has it.
+        """Return the first write of a restored partition, or None if Kafka already stores it.
 
         It stores the start position of a new group, which a rebalance must not move, and the
         identity of the log for the next owner.
@@ -479,25 +492,30 @@ class OwnedPartition:
             return None
         return PendingWrite(self._write(self.ledger, self.last_commit), now)
 
-    def written(self, write: OffsetWrite, now: float) -> OwnedPartition:
-        """Return the partition after Kafka confirmed a write; only a pending one counts."""
+    def written(self, write: OffsetWrite, now: float, most_parts: int) -> OwnedPartition:
+        """Return the partition after Kafka confirmed a write; unchanged unless it is pending.
+
+        `most_parts` is the limit of the parts of its record.
+        """
         pending = self.pending
         if pending is None or pending.write != write or self.ledger is None:
             return self
-        done = replace(self, stored=write.new, stored_log=self.log, pending=None)
+        done = self._replace(stored=write.new, stored_log=self.log, pending=None)
         if pending.claim is not None:
-            ledger = self.ledger.claim(*pending.claim, claimed_at=now)
+            batch_id, until, is_early = pending.claim
+            ledger = self.ledger.with_claim(batch_id, until, now, is_early=is_early)
             is_cut = self.bounds is not None and self.bounds.until > ledger.claimed_until
             seen_since = self.seen_since if is_cut else None
-            return replace(
-                done, ledger=ledger, backlog_since=None, seen_since=seen_since, has_claimed=True
+            return done._replace(
+                ledger=ledger, backlog_since=None, seen_since=seen_since, has_claimed=True
             )
-        if pending.reclaim is not None:
-            return replace(done, ledger=self.ledger.reclaimed(*pending.reclaim, now))
+        if pending.reassign is not None:
+            return done._replace(ledger=self.ledger.with_reassigned(*pending.reassign, now))
         entry = pending.commit
         if entry is None:
             return done
         last = self._last_commit(entry)
+        grows = self.unrecorded.grows(is_dead_letter=entry.is_dead_letter)
         record = RecordCommit(
             range=replace(entry.range, start=last.start),
             epoch=self.epoch,
@@ -507,26 +525,42 @@ class OwnedPartition:
             claim_to_commit_s=None if entry.claimed_at is None else now - entry.claimed_at,
             drain_s=None if self.held_since is None else now - self.held_since,
             is_dead_letter=last.is_dead_letter,
-            joined=self.unrecorded.ends if self.unrecorded else (),
+            joined=_parts(grows, most_parts) if grows else NO_COMMITS,
+            committed_at=now,
         )
-        ledger = self.ledger.committed(entry)
-        committed = replace(done, ledger=ledger, last_commit=last, dead_letter=None)
-        return replace(committed, recorded_at=None, unrecorded=record)
+        return done._replace(
+            ledger=self.ledger.after_commit(entry),
+            last_commit=last,
+            dead_letter=None,
+            unrecorded=self.unrecorded.committed(record),
+        )
 
     def _last_commit(self, entry: LedgerEntry) -> LastCommit:
-        """The last commit, from the first unrecorded offset on, for the next owner to record."""
+        """The commits that may lack a record, with this one, for the next owner to record."""
         if entry.completed_by is None:
             msg = f"{entry.range} cannot be committed before it is done"
             raise IllegalStateError(msg)
-        start = self.unrecorded.range.start if self.unrecorded else entry.range.start
-        return LastCommit(start, entry.batch_id, entry.completed_by, entry.is_dead_letter)
+        is_letter = entry.is_dead_letter
+        grows = self.unrecorded.grows(is_dead_letter=is_letter)
+        return LastCommit(
+            entry.range.start if grows is None else grows.range.start,
+            entry.batch_id,
+            entry.completed_by,
+            is_letter,
+            self.unrecorded.noted(is_dead_letter=is_letter),
+        )
 
     def _write(self, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
-        claims = tuple(
-            Claim(entry.range.until, entry.batch_id, entry.taken_from) for entry in ledger.entries
-        )
+        claims = tuple(entry.claim for entry in ledger.entries)
         new = encode(StoredPartition(ledger.next_offset, claims, last, self.log))
-        return OffsetWrite(self.partition, self.epoch, self.stored, new)
+        return OffsetWrite(self.partition, self.epoch, self.stored, new, self.log.topic_id)
+
+
+def _parts(record: RecordCommit, most: int) -> CommitParts:
+    """Return all commits of a record, for the record that joins the next commit to them."""
+    number = number_of(record.batch_id)
+    last = CommitPart(record.range.until, record.run_id, number, number, record.committed_at)
+    return record.joined.append(last, most)
 
 
 def track_transaction(
@@ -546,14 +580,16 @@ def track_transaction(
     return OpenTransaction(bounds.until, records, since, now - since >= _HANGING_AFTER_S)
 
 
-def why_hanging(partition: TopicPartition, open_transaction: OpenTransaction | None) -> str | None:
+def why_hanging(
+    partition: TopicPartition, open_transaction: OpenTransaction | None
+) -> Reason | None:
     """Return why an operator must act on a transaction, or None."""
     if open_transaction is None or not open_transaction.is_hanging:
         return None
-    return (
-        f"{partition}: {open_transaction.records} records wait behind a transaction that has been "
+    return Reason(
+        f"{partition}: {open_transaction.records} records wait for a transaction that has been "
         f"open at offset {open_transaction.offset} "
-        "for longer than brokers allow (transaction.max.timeout.ms), so it hangs. Inspect it with "
-        "kafka-transactions find-hanging and end it with kafka-transactions abort; the partition "
-        "then continues"
+        "for longer than brokers allow (transaction.max.timeout.ms), so it hangs",
+        "Inspect it with kafka-transactions find-hanging and end it with kafka-transactions abort; "
+        "the partition then continues",
     )

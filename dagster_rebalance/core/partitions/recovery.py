@@ -1,13 +1,13 @@
 """Recovery of a partition on assignment, from its stored offset, claims and bounds.
 
-This module decides when a partition cannot start or continue. Offsets that vanished, moved back or
-belong to another log never skip or repeat records: the partition stops until an operator commits an
-offset.
+This module decides when a partition cannot start or continue. If offsets vanished, moved back or
+belong to another log, no records are skipped or repeated: the partition stops until an operator
+commits an offset.
 """
 
 # Theory of operation: the hand-over
 #
-# The former owner promises nothing, since it may have crashed. Everything that the next owner needs
+# The former owner may have crashed, so it guarantees nothing. Everything that the next owner needs
 # is in Kafka (offset, claims, last commit, log) and in Dagster (runs, heartbeats, records). On each
 # assignment, and after each election of a leader, a partition passes these steps:
 #
@@ -15,15 +15,15 @@ offset.
 # 2. Check them (`check_position`). If the offset vanished, is out of range, or belongs to another
 #    log (topic id or leader epoch), the partition is stopped with a reason until an operator
 #    commits an offset. No branch skips or repeats records on its own.
-# 3. Record the last commit if Dagster lacks its record.
+# 3. Record the last commits if Dagster lacks their records (`core.partitions.unrecorded`).
 # 4. Read the runs of the claims and all live runs of the group. Wait for a run that works on the
 #    partition without a claim (an operator has moved the offset).
 # 5. For each claim, in order: adopt a live run, commit a success, request everything else again
 #    under the same batch id and bounds.
 #
 # A draining owner therefore has nothing to send to its successor. It can release a partition at any
-# moment, and whatever it could not finish is decided by step 5 of the next owner. Answers that
-# arrive after the release carry an earlier epoch and are dropped.
+# moment: step 5 of the next owner decides about all unfinished work. Answers that arrive after the
+# release carry an earlier epoch and are dropped.
 #
 # In streaming runs a claim names the run in its batch id. The next owner takes the range over under
 # its own id (`core.streaming.stream_claims`), once the former run reports that it no longer works
@@ -32,7 +32,6 @@ offset.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.engine_settings import ForeignMetadata
@@ -49,9 +48,11 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
     is_same_commit,
 )
+from dagster_rebalance.core.model.printable import Reason
 from dagster_rebalance.core.model.topics import first_offset
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import Refused
+from dagster_rebalance.core.partitions.unrecorded import Unrecorded
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
@@ -65,7 +66,7 @@ _NUMBER = re.compile(r"\b\d+\b")
 def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogPosition | None:
     """Return the position whose leader epoch the leader has to verify.
 
-    None if no other leader was elected since the offset was written, or if that is unknown.
+    None if the leader epoch is still the one in the metadata of the offset, or is unknown.
     """
     read = None if stored is None else read_stored(stored)
     if (
@@ -100,9 +101,13 @@ def restore(
         state = StoredPartition(first_offset(start_from, bounds, lookup.offset_at_start_time))
     ledger = OffsetLedger(owned.partition, owned.epoch, state.next_offset)
     for claim in state.claims:
-        ledger = ledger.claim(claim.batch_id, claim.until, taken_from=claim.taken_from)
-    restored = replace(
-        owned,
+        ledger = ledger.with_claim(
+            claim.batch_id,
+            claim.until,
+            previous_batch_id=claim.previous_batch_id,
+            is_early=claim.is_early,
+        )
+    restored = owned._replace(
         stored=lookup.stored,
         ledger=ledger,
         last_commit=state.last_commit,
@@ -119,7 +124,10 @@ def restore(
         if owned.previous is not None and is_same_commit(owned.previous.stored, lookup.stored)
         else None,
     )
-    return replace(restored, unrecorded=_unrecorded(restored, lookup.recorded), recorded_at=None)
+    left = unrecorded_commits(
+        owned.partition, state, lookup.recorded, epoch=owned.epoch, lag=restored.lag
+    )
+    return restored._replace(unrecorded=Unrecorded(left))
 
 
 def read_stored(stored: OffsetAndMetadata) -> StoredPartition | ClaimError:
@@ -133,7 +141,7 @@ def read_stored(stored: OffsetAndMetadata) -> StoredPartition | ClaimError:
 def check_position(
     partition: TopicPartition, lookup: PartitionLookup, foreign_metadata: ForeignMetadata
 ) -> StoredPartition | Refused | None:
-    """Return the stored state, None without a commit, or why the partition is stopped."""
+    """Return the stored state, None without a commit, or the reason why the partition stops."""
     stored = lookup.stored
     if stored is None:
         return _without_offset(partition, lookup)
@@ -141,8 +149,11 @@ def check_position(
     if isinstance(state, ClaimError):
         if foreign_metadata is ForeignMetadata.REFUSE:
             return Refused(
-                f"{partition}: {state}. To continue at the committed offset without it, "
-                f"{_reset(partition, '--to-current')}"
+                Reason(
+                    f"{partition}: {state}",
+                    "To continue at the committed offset without it, "
+                    f"{_reset(partition, '--to-current')}",
+                )
             )
         state = StoredPartition(stored.offset)
     if state.log.topic_id and lookup.topic_id and state.log.topic_id != lookup.topic_id:
@@ -159,35 +170,38 @@ def check_position(
 def _without_offset(partition: TopicPartition, lookup: PartitionLookup) -> Refused | None:
     if lookup.refused:
         return Refused(f"{partition}: {lookup.refused}")
-    return None if lookup.recorded is None else Refused(_vanished(partition, lookup.recorded.until))
+    if lookup.recorded is None:
+        return None
+    until = lookup.recorded.until
+    return Refused(_vanished(partition, until, log_ends_before=lookup.bounds.until < until))
 
 
 def out_of_range(
     partition: TopicPartition, offset: int, bounds: Bounds, *, committed: int | None = None
-) -> str | None:
+) -> Reason | None:
     """Return why reading cannot continue at `offset`, or None if Kafka has it.
 
     `committed` is the offset of the group, if different.
     """
     # The bounds change all the time, and each change in the text would be a new reason to show.
     if offset < bounds.start:
-        return (
+        return Reason(
             f"{partition}: Kafka's retention deleted records from offset {offset} on before they "
-            "were processed. To continue "
-            f"without them, {_reset(partition, '--to-earliest')}"
+            "were processed",
+            f"To continue without them, {_reset(partition, '--to-earliest')}",
         )
     if offset > bounds.until:
         return _truncated(partition, offset, offset if committed is None else committed)
     return None
 
 
-def refused_write(owned: OwnedPartition) -> str | None:
+def refused_write(owned: OwnedPartition) -> Reason | None:
     """Return why an operator must act before Kafka stores the pending write, or None."""
     if owned.pending is None or not owned.pending.refused:
         return None
-    return (
-        f"{owned.partition}: Kafka refuses to store its offset: {owned.pending.refused}. It is "
-        "retried every few seconds"
+    return Reason(
+        f"{owned.partition}: Kafka refuses to store its offset: {owned.pending.refused}",
+        "It is retried every few seconds",
     )
 
 
@@ -199,29 +213,30 @@ def is_new_reason(reason: str, before: str) -> bool:
     return _NUMBER.sub("", reason) != _NUMBER.sub("", before)
 
 
-def _vanished(partition: TopicPartition, recorded_until: int) -> str:
-    return (
+def _vanished(partition: TopicPartition, recorded_until: int, *, log_ends_before: bool) -> Reason:
+    option = "--to-earliest" if log_ends_before else f"--to-offset {recorded_until}"
+    where = "Its log ends before that offset. " if log_ends_before else ""
+    return Reason(
         f"{partition}: the group has no committed offset in Kafka any more, although Dagster has "
-        "recorded its commits up to "
-        f"{recorded_until}. Kafka drops offsets when a group has been without members for longer "
-        "than offsets.retention.minutes, "
-        "when the group, its offsets or the topic are deleted; a mirrored cluster may have none. "
-        f"To continue, {_reset(partition, f'--to-offset {recorded_until}')}. {_IF_RECREATED}. To "
-        "start again at start_from instead, wipe the materialisations of its offsets asset in "
-        "Dagster; the partition then starts automatically"
+        f"recorded its commits up to {recorded_until}",
+        "Kafka deletes offsets with their group or topic, and if the group has no members for "
+        "offsets.retention.minutes; a mirrored cluster may not have them. "
+        f"{where}To continue, {_reset(partition, option)}. {_IF_RECREATED}. To "
+        "start again at start_from instead, wipe the materializations of its offsets asset in "
+        "Dagster; the partition then starts automatically",
     )
 
 
-def _recreated(partition: TopicPartition, offset: int) -> str:
-    return (
+def _recreated(partition: TopicPartition, offset: int) -> Reason:
+    return Reason(
         f"{partition}: the group's offset {offset} belongs to another topic of this name: the "
-        "topic was deleted and recreated, or the offsets were copied to another cluster. "
+        "topic was deleted and recreated, or the offsets were copied to another cluster",
         f"{_IF_RECREATED}. If a copied topic has the same offsets, "
-        f"{_reset(partition, '--to-current')}"
+        f"{_reset(partition, '--to-current')}",
     )
 
 
-def _truncated(partition: TopicPartition, offset: int, committed: int) -> str:
+def _truncated(partition: TopicPartition, offset: int, committed: int) -> Reason:
     # Claimed ranges are not processed yet, so the offset to reset to must not exceed the committed
     # one.
     where = (
@@ -229,12 +244,13 @@ def _truncated(partition: TopicPartition, offset: int, committed: int) -> str:
         if committed == offset
         else f"<that offset, or {committed} if that is lower>"
     )
-    return (
+    return Reason(
         f"{partition}: the group is at offset {offset}, but the log lost records before that "
         "offset: it was truncated (unclean leader election), or the topic was deleted and "
-        "recreated. Later records have offsets that the group has passed. Find the offset at which "
+        "recreated",
+        "Later records have offsets that the group has passed. Find the offset at which "
         "the log was truncated (`Truncating to offset` in the log of the partition leader), then "
-        f"{_reset(partition, f'--to-offset {where}')}"
+        f"{_reset(partition, f'--to-offset {where}')}",
     )
 
 
@@ -245,7 +261,7 @@ _IF_RECREATED = (
 
 
 def _reset(partition: TopicPartition, where: str) -> str:
-    """The steps to commit another offset. Kafka refuses it while the group has members."""
+    """The steps to commit another offset. Kafka refuses the commit while the group has members."""
     return (
         "turn the sensors of the group off, cancel its streaming runs, wait until its members have "
         "left, run "
@@ -256,7 +272,7 @@ def _reset(partition: TopicPartition, where: str) -> str:
 
 def moved_offset_note(owned: OwnedPartition, recorded: LastRecorded | None) -> Note | None:
     """Return a note if the committed offset differs from the last recorded commit, or None."""
-    if recorded is None or owned.ledger is None or owned.unrecorded is not None:
+    if recorded is None or owned.ledger is None or owned.unrecorded:
         return None
     here = owned.ledger.next_offset
     if recorded.until == here:
@@ -274,30 +290,41 @@ def moved_offset_note(owned: OwnedPartition, recorded: LastRecorded | None) -> N
     )
 
 
-def _unrecorded(owned: OwnedPartition, recorded: LastRecorded | None) -> RecordCommit | None:
-    """The last commit, if Dagster has no record of it.
+def unrecorded_commits(
+    partition: TopicPartition,
+    state: StoredPartition,
+    recorded: LastRecorded | None,
+    *,
+    epoch: int = 0,
+    lag: int = 0,
+) -> tuple[RecordCommit, ...]:
+    """Return the commits in the stored metadata after the last one that Dagster has.
 
     After a rewind, another run may have committed up to the same offset.
     """
-    last = owned.last_commit
-    if last is None or owned.ledger is None:
-        return None
-    if (
-        recorded is not None
-        and recorded.until == owned.ledger.next_offset
-        and recorded.run_id in {"", last.run_id}
-    ):
-        return None
-    return RecordCommit(
-        range=OffsetRange(
-            owned.partition.topic, owned.partition.partition, last.start, owned.ledger.next_offset
-        ),
-        epoch=owned.epoch,
-        batch_id=last.batch_id,
-        run_id=last.run_id,
-        lag=owned.lag,
-        claim_to_commit_s=None,
-        drain_s=None,
-        is_late=True,
-        is_dead_letter=last.is_dead_letter,
-    )
+    last = state.last_commit
+    if last is None:
+        return ()
+    left: list[RecordCommit] = []
+    for part, until in last.ends(state.next_offset):
+        if (
+            recorded is not None
+            and recorded.until == until
+            and recorded.run_id in {"", part.run_id}
+        ):
+            left.clear()
+            continue
+        left.append(
+            RecordCommit(
+                range=OffsetRange(partition.topic, partition.partition, part.start, until),
+                epoch=epoch,
+                batch_id=part.batch_id,
+                run_id=part.run_id,
+                lag=lag,
+                claim_to_commit_s=None,
+                drain_s=None,
+                is_late=True,
+                is_dead_letter=part.is_dead_letter,
+            )
+        )
+    return tuple(left)

@@ -31,7 +31,7 @@ class Phase(enum.Enum):
     LOST = "lost"
     """The member was fenced or its session expired. Nothing may be written. Final."""
     SUPERSEDED = "superseded"
-    """A rebalance that overtook a hold assigned it to another member. Nothing may be written.
+    """During a hold, a rebalance assigned the partition to another member. Nothing may be written.
     Final."""
 
     @property
@@ -41,12 +41,12 @@ class Phase(enum.Enum):
 
     @property
     def is_kept(self) -> bool:
-        """Whether it is restored and not being released."""
-        return self in {Phase.OWNED, Phase.STOPPED}
+        """Whether the partition is restored and not being released."""
+        return self is Phase.OWNED or self is Phase.STOPPED
 
     @property
     def may_commit(self) -> bool:
-        """Whether the member may write its offset."""
+        """Whether the member may write the partition's offset."""
         return self.is_kept or self is Phase.DRAINING
 
     @property
@@ -61,17 +61,18 @@ class Change(enum.Enum):
     RESTORED = "restored"
     """The committed offset, the claims and their runs are known."""
     DISTRUSTED = "distrusted"
-    """Kafka stores something else than this member last read or wrote, so it is read again."""
+    """Kafka stores another offset than this member last read or wrote, which is read again."""
     STOP_CAUSED = "stop caused"
-    """It needs an operator to continue."""
+    """The partition needs an operator to continue."""
     STOP_CLEARED = "stop cleared"
     """The cause of the stop is resolved."""
     GIVE_UP_REQUESTED = "give-up requested"
     """Kafka requested the revoke, or the member is leaving."""
     LOOK_UP_DROPPED = "look-up dropped"
-    """The same while it is read again: it drains in its previous state."""
+    """The same while the partition is read again: it drains in its previous state."""
     DRAIN_FINISHED = "drain finished"
-    """No live run works on it, and all successes are committed and recorded."""
+    """No live run works on the partition, and all successes are committed and recorded, except
+    records that are left to the next owner."""
     DEADLINE_PASSED = "deadline passed"
     """The hold reached its limit; the claims stay for the next owner."""
     RELEASE_COMPLETED = "release completed"
@@ -79,7 +80,7 @@ class Change(enum.Enum):
     LOSS_NOTICED = "loss noticed"
     """The member was fenced, or its session expired."""
     SUPERSESSION_NOTICED = "supersession noticed"
-    """Another rebalance overtook a hold."""
+    """Another rebalance ended a hold without a callback."""
 
 
 TRANSITIONS: dict[tuple[Phase, Change], Phase] = {

@@ -1,7 +1,7 @@
 """Event recorder: apply events to the engine and derive member events.
 
-The recorder compares the state of the engine before and after, so the engine needs no code that
-reports commits, claims and attempts. Member events never influence a decision.
+The recorder compares the state of the engine before and after the events, so the engine needs no
+code that reports commits, claims and attempts. Member events never influence a decision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.core.runs.progress import FailureKind, InFlight, failure_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dagster_rebalance.core.engine.engine import Engine
     from dagster_rebalance.core.model.offsets import TopicPartition
@@ -37,23 +37,39 @@ _OUTCOMES = {
 
 
 def record_events(
-    engine: Engine, arrived: Iterable[events.Event], now: float
+    engine: Engine,
+    arrived: Iterable[events.Event],
+    now: float,
+    begin: Callable[[], events.Event | None] = lambda: None,
 ) -> tuple[tuple[commands.Command, ...], tuple[MemberEvent, ...]]:
-    """Apply events that arrived together, decide once, and return commands and member events."""
+    """Apply events that arrived together, decide once, and return commands and member events.
+
+    `begin` begins the next batch of a streaming run if it is claimed, before any command follows.
+    """
     recorded: list[MemberEvent] = []
     issued: list[commands.Command] = []
-    for event in arrived:
+    for event in _then(arrived, begin):
         recorded += _of_event(event, engine.partitions, now)
         if isinstance(event, events.RunsRead):
-            before = _working(engine.partitions)
+            before = _working(engine.partitions, event.batch_ids)
             issued += engine.apply(event, now)
-            recorded += _attempts(before, _working(engine.partitions), event.runs)
+            after = _working(engine.partitions, event.batch_ids)
+            recorded += _attempts(before, after, event.runs)
         else:
             issued += engine.apply(event, now)
     issued += engine.decide(now)
     for command in issued:
         recorded += _of_command(command)
     return tuple(issued), tuple(recorded)
+
+
+def _then(
+    arrived: Iterable[events.Event], begin: Callable[[], events.Event | None]
+) -> Iterator[events.Event]:
+    yield from arrived
+    begun = begin()
+    if begun is not None:
+        yield begun
 
 
 def _of_event(
@@ -67,12 +83,13 @@ def _of_event(
                 yield _not_written(write.partition, failure.value)
             for write, _ in refused:
                 yield _not_written(write.partition, "refused")
-        case events.CommitRecorded(record):
-            yield MemberEvent(
-                EventKind.OFFSETS_RECORDED,
-                f"{record.range} is recorded",
-                {**record.range.fields, "commits": len(record.ends)},
-            )
+        case events.CommitsRecorded(records):
+            for record in records:
+                yield MemberEvent(
+                    EventKind.OFFSETS_RECORDED,
+                    f"{record.range} is recorded",
+                    {**record.range.fields, "commits": record.commits},
+                )
         case events.DeadLetterStored(letter):
             yield MemberEvent(
                 EventKind.DEAD_LETTER_STORED,
@@ -98,11 +115,11 @@ def _written(
         pending = None if owned is None else owned.pending
         if owned is None or owned.ledger is None or pending is None or pending.write != write:
             continue
-        if pending.reclaim is not None:
-            range_, batch_id = pending.reclaim
+        if pending.reassign is not None:
+            range_, batch_id = pending.reassign
             claimed[batch_id, True].append(range_)
         elif pending.claim is not None:
-            batch_id, until = pending.claim
+            batch_id, until, _ = pending.claim
             start, tp = owned.ledger.claimed_until, owned.partition
             claimed[batch_id, False].append(OffsetRange(tp.topic, tp.partition, start, until))
         elif pending.commit is not None:
@@ -144,11 +161,13 @@ def _letter(letter: commands.StoreDeadLetter) -> dict[str, Any]:
     return {**letter.range.fields, "batch_id": letter.batch_id, "attempt_run_id": run_id}
 
 
-def _working(partitions: AssignedPartitions) -> list[tuple[LedgerEntry, InFlight]]:
-    """The claimed ranges with a run in flight."""
+def _working(
+    partitions: AssignedPartitions, batch_ids: Iterable[str]
+) -> list[tuple[LedgerEntry, InFlight]]:
+    """The ranges with a run in flight, of the partitions that the batches have claimed."""
     return [
         (entry, entry.progress)
-        for owned in partitions.busy
+        for owned in partitions.by_epoch(partitions.claimed_by(batch_ids))
         for entry in owned.entries
         if isinstance(entry.progress, InFlight)
     ]
@@ -159,7 +178,7 @@ def _attempts(
     after: list[tuple[LedgerEntry, InFlight]],
     runs: Iterable[RunSnapshot],
 ) -> Iterator[MemberEvent]:
-    """The attempts that started or ended between two snapshots of the runs."""
+    """Yield an event for each attempt that started or ended between two snapshots of the runs."""
     had = {entry.range: flight for entry, flight in before}
     has = {entry.range: flight for entry, flight in after}
     started: _Ranges = defaultdict(list)

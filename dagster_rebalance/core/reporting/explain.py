@@ -1,4 +1,4 @@
-"""Sentences about holds, partitions and members for operators. Run ids are cut to 8 characters."""
+"""Messages for operators about holds, partitions and members. Run ids are cut to 8 characters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dagster_rebalance.core.model.commands import Cause
 from dagster_rebalance.core.model.directives import resume_command, selector_of
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, names_of
 from dagster_rebalance.core.model.run_snapshot import RunState, format_runs
+from dagster_rebalance.core.partitions.assigned import Role
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.revokes.hold import Hold, named_waits, waits_of
 from dagster_rebalance.core.runs.progress import DeadLettered, Exhausted, InFlight, ToRequest
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
 _MAX_PARTITIONS_EXPLAINED = 10
 """A tick stores the summary."""
+_EXPLAINED = (Phase.STOPPED, Phase.RESTORING)
 
 
 @dataclass(frozen=True, slots=True)
 class _Viewpoint:
-    """The viewpoint of the member, or of a group snapshot (`is_outside`), which has no delays."""
+    """The viewpoint of a member, or of a group snapshot (`is_outside`), without delays."""
 
     now: float
     streams: bool
@@ -88,8 +90,8 @@ def explain_partition(
 ) -> str:
     """Return why a partition does or does not make progress now.
 
-    `streams`: the member is a streaming run. `is_outside`: for a group snapshot, which has no
-    delays.
+    `streams`: the member is a streaming run. `is_outside`: for a group snapshot, in which the
+    retry delays are unknown.
     """
     state = _state(owned, _Viewpoint(now, streams, has_members, is_outside))
     if owned.directive is None:
@@ -99,15 +101,17 @@ def explain_partition(
 
 
 def summary(engine: Engine, now: float) -> tuple[str, ...]:
-    """Describe a member in a few lines: its partitions, and everything out of the ordinary."""
+    """Describe a member in a few lines: its partitions, and every problem or delay."""
     partitions = engine.partitions.busy
     count = len(engine.partitions)
-    first = f"owns {names_of(engine.partitions)}"
+    first = f"owns {engine.partitions.names}"
     if count:
         first += f" ({count} partition{_s(count)}), {_lag(partitions)}; "
-        first += _running(partitions, now, engine.settings.worker)
+        first += _running(engine.partitions.of(Role.CLAIMED), now, engine.settings.worker)
     explained = [
-        o for o in partitions if o.phase in {Phase.STOPPED, Phase.RESTORING} or _is_degraded(o)
+        o
+        for o in engine.partitions.of(Role.RESTORING, Role.TROUBLED, Role.CLAIMED)
+        if o.phase in _EXPLAINED or _is_degraded(o)
     ]
     return (
         first,
@@ -117,7 +121,7 @@ def summary(engine: Engine, now: float) -> tuple[str, ...]:
             _unconfirmed(engine.liveness.tracked[run_id].run, left_s)
             for run_id, left_s in engine.liveness.unconfirmed.items()
         ),
-        *_ordered(engine.partitions.values()),
+        *_ordered(_directed(engine)),
         *_explained(explained, now, streams=bool(engine.settings.worker)),
     )
 
@@ -131,9 +135,10 @@ def headline(engine: Engine) -> str:
         `1 stopped, 1 paused, holding 2, 6 owned, lag 2400, 3 runs`
     """
     partitions = engine.partitions.busy
-    runs = len({run for owned in partitions for run in owned.live_runs})
-    stopped = sum(owned.phase is Phase.STOPPED for owned in partitions)
-    paused = sum(owned.directive is not None for owned in engine.partitions.values())
+    claimed, troubled = engine.partitions.of(Role.CLAIMED), engine.partitions.of(Role.TROUBLED)
+    runs = len({run for owned in claimed for run in owned.live_runs})
+    stopped = sum(owned.phase is Phase.STOPPED for owned in troubled)
+    paused = len(_directed(engine))
     held = sum(len(hold.epochs) for hold in engine.holds)
     texts = {
         f"{stopped} stopped": stopped,
@@ -147,6 +152,13 @@ def headline(engine: Engine) -> str:
     return ", ".join(text for text, is_shown in texts.items() if is_shown)
 
 
+def _directed(engine: Engine) -> list[OwnedPartition]:
+    """The partitions that operators have paused or stopped; without directives there are none."""
+    if not engine.directives:
+        return []
+    return [owned for owned in engine.partitions.values() if owned.directive is not None]
+
+
 def _lag(partitions: Collection[OwnedPartition]) -> str:
     known = [o for o in partitions if o.ledger is not None and o.bounds is not None]
     if partitions and not known:
@@ -155,7 +167,7 @@ def _lag(partitions: Collection[OwnedPartition]) -> str:
 
 
 def _running(partitions: Iterable[OwnedPartition], now: float, worker: str) -> str:
-    """The runs of a member, or the batch of a streaming run, with the age of the oldest."""
+    """The runs of a member, or the batch of a streaming run, with the age of the oldest run."""
     in_flight = [
         entry
         for owned in partitions
@@ -190,12 +202,11 @@ def _age(entries: Iterable[LedgerEntry], now: float) -> str:
 
 
 def _ordered(partitions: Iterable[OwnedPartition]) -> Iterator[str]:
-    by_directive: dict[Directive, list[TopicPartition]] = {}
+    by_directive: dict[Directive | None, list[TopicPartition]] = {}
     for owned in partitions:
-        if owned.directive is not None:
-            by_directive.setdefault(owned.directive, []).append(owned.partition)
+        by_directive.setdefault(owned.directive, []).append(owned.partition)
     for directive, covered in by_directive.items():
-        resume = resume_command(directive.partitions)
+        resume = "" if directive is None else resume_command(directive.partitions)
         yield f"{names_of(covered)}: {directive}; resume with `{resume}`"
 
 
@@ -251,8 +262,9 @@ def _restoring(owned: OwnedPartition) -> str:
 
 def _work(owned: OwnedPartition, view: _Viewpoint) -> str:
     """The work in flight; empty if there is none. No run is requested for a paused partition."""
+    undone = next((entry for entry in owned.entries if entry.completed_by is None), None)
     texts = [
-        _entry(entry, view)
+        _entry(entry, view, undone)
         for entry in owned.entries
         if owned.directive is None or not isinstance(entry.progress, ToRequest | Exhausted)
     ]
@@ -261,7 +273,7 @@ def _work(owned: OwnedPartition, view: _Viewpoint) -> str:
             f"{_write(owned.pending)} has waited {view.now - owned.pending.sent_at:.1f} s for "
             "Kafka's confirmation"
         )
-    if owned.unrecorded is not None and owned.is_record_due(view.now):
+    if owned.lacks_record(view.now):
         texts.append(
             f"the commit of {_span(owned.unrecorded.range)} is not recorded by Dagster yet"
         )
@@ -269,7 +281,7 @@ def _work(owned: OwnedPartition, view: _Viewpoint) -> str:
 
 
 def _retry_of_stopped(entry: LedgerEntry, owned: OwnedPartition, view: _Viewpoint) -> str:
-    """The next try of a range of a stopped partition; empty if an operator must act."""
+    """When a range of a stopped partition is retried; empty if an operator must act."""
     if isinstance(entry.progress, InFlight):
         return _entry(entry, view)
     if view.is_outside and view.has_member:  # the stop reason has the next try
@@ -290,7 +302,9 @@ def _retry_of_stopped(entry: LedgerEntry, owned: OwnedPartition, view: _Viewpoin
     return f"{_span(entry.range)} is retried{when}"
 
 
-def _request(entry: LedgerEntry, wanted: ToRequest, view: _Viewpoint) -> str:
+def _request(
+    entry: LedgerEntry, wanted: ToRequest, view: _Viewpoint, first: LedgerEntry | None
+) -> str:
     span, streak = _span(entry.range), wanted.streak
     if not view.has_member:
         failed = f" ({_failures(wanted.failures)})" if wanted.failures else ""
@@ -306,17 +320,20 @@ def _request(entry: LedgerEntry, wanted: ToRequest, view: _Viewpoint) -> str:
         following = "next try" if view.streams else "next run"
         when = "" if view.is_outside else f" in {entry.due_at - view.now:.0f} s"
         return f"{ended}; {following} (attempt {wanted.attempt}){when}"
+    if view.streams and first is not None and first != entry:
+        return f"{span}: waits for {_span(first.range)} (attempt {wanted.attempt})"
     if view.streams:
         return f"{span}: next, after the current batch (attempt {wanted.attempt})"
     what = "a free run" if wanted.failures else "Dagster to start its run"
     return f"{span}: waits for {what} (attempt {wanted.attempt})"
 
 
-def _entry(entry: LedgerEntry, view: _Viewpoint) -> str:
+def _entry(entry: LedgerEntry, view: _Viewpoint, first: LedgerEntry | None = None) -> str:
+    """What happens to a range, given the first range of its partition that is not done."""
     span = _span(entry.range)
     match entry.progress:
         case ToRequest() as wanted:
-            return _request(entry, wanted, view)
+            return _request(entry, wanted, view, first)
         case InFlight():
             return _in_flight(entry, entry.progress, view)
         case Exhausted() as exhausted:
@@ -355,7 +372,7 @@ def _backlog(owned: OwnedPartition, view: _Viewpoint) -> str:
     waits = owned.open_transaction
     if size <= 0 and waits is not None:
         return (
-            f"{_waiting(waits.records)} behind a transaction that has been open at offset "
+            f"{_waiting(waits.records)} for a transaction that has been open at offset "
             f"{waits.offset} for {view.now - waits.since:.0f} s"
         )
     if size <= 0:
@@ -383,8 +400,8 @@ def _write(pending: PendingWrite) -> str:
         return f"the commit at {pending.write.new.offset}"
     if pending.claim is not None:
         return f"the claim up to {pending.claim[1]}"
-    if pending.reclaim is not None:
-        return f"the claim of {_span(pending.reclaim[0])} for another batch"
+    if pending.reassign is not None:
+        return f"the claim of {_span(pending.reassign[0])} for another batch"
     if pending.write.expected is None:
         return f"the start position {pending.write.new.offset}"
     return f"the identity of the log at offset {pending.write.new.offset}"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded commit, or several joined ones, and the run of the last of them."""
+    """A recorded commit, or several joined commits, with the run of the last commit."""
 
     range: OffsetRange
     run_id: str

@@ -1,7 +1,7 @@
-"""Group status: the partitions of a group as a client outside the group sees them.
+"""Group status: the partitions of a group, as a client outside the group sees them.
 
-Each row combines Kafka's members with an `OwnedPartition` in the state that its next owner would
-have. The sentences are those of `explain`, so commands and members report the same.
+Each row combines the members in Kafka with an `OwnedPartition`, in the state that the next owner of
+the partition would have. Messages come from `explain`, so commands and members report the same.
 
 The member table shows the members, their partitions, open holds and last receipts, derived from
 the records of the members. A killed member records nothing more: its partitions move when another
@@ -11,9 +11,10 @@ member records their assignment.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.partitions.unrecorded import NOTHING
 from dagster_rebalance.core.reporting.explain import explain_partition
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class GroupMember:
     """A member of a group, as Kafka shows it.
 
     Attributes:
-        address: Its client id and host.
-        owns: Its partitions. During a hold, Kafka omits the requested ones.
-        is_to_own: Its target assignment; empty if Kafka does not report it.
+        address: The client id and host of the member.
+        owns: Its assignment. During a hold, Kafka omits the partitions to be revoked.
+        is_to_own: Its target assignment; empty if Kafka does not report one.
     """
 
     member_id: str
@@ -63,7 +64,7 @@ class RecordedAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The owners of partitions: members in Kafka, and recorded assignments, newest first."""
+    """The owners of partitions: members in Kafka, and recorded assignments (newest first)."""
 
     members: tuple[GroupMember, ...]
     assigned: tuple[RecordedAssignment, ...] = ()
@@ -88,9 +89,9 @@ class Owners:
         return any(m.member_id in runs for m in self.members if partition in m.owns)
 
     def hold(self, partition: TopicPartition) -> str:
-        """Return which member holds a requested partition, and which one waits for it.
+        """Describe which member holds a partition to be revoked, and which member waits for it.
 
-        Empty if its owner keeps it, or the group has no members.
+        The text is empty if the owner keeps the partition, or the group has no members.
         """
         owners = [m for m in self.members if partition in m.owns]
         heirs = [m for m in self.members if partition in m.is_to_own and m not in owners]
@@ -146,11 +147,11 @@ class PartitionStatus:
 
     Attributes:
         claims: The claimed ranges, each with its batch.
-        runs: The runs that may work on it.
-        hold: The members that hold it or wait for it; empty if its owner keeps it.
-        stopped: Why it is stopped.
-        ordered: The directive of an operator.
-        sentence: Why it does or does not make progress.
+        runs: The runs that may work on the partition.
+        hold: The members that hold the partition or wait for it; empty if its owner keeps it.
+        stopped: Why the partition is stopped; empty if it is not.
+        paused: The directive of an operator.
+        sentence: Why the partition does or does not make progress.
     """
 
     partition: TopicPartition
@@ -162,7 +163,7 @@ class PartitionStatus:
     runs: tuple[str, ...]
     hold: str
     stopped: str
-    ordered: str
+    paused: str
     sentence: str
 
 
@@ -182,7 +183,7 @@ def status_of(
         lag = None if begins is None else max(0, end - max(begins, found.bounds.start))
     # Only the owner has pending writes, and knows since when records wait.
     sentence = explain_partition(
-        replace(owned, pending=None, unrecorded=None, backlog_since=None),
+        owned._replace(pending=None, unrecorded=NOTHING, backlog_since=None),
         now,
         streams=owners.streams(owned.partition),
         has_members=bool(owners.members),
@@ -200,7 +201,7 @@ def status_of(
         runs=tuple(sorted({*owned.live_runs, *owned.blocked_by})),
         hold=owners.hold(owned.partition),
         stopped=owned.stop_reason,
-        ordered="" if owned.directive is None else str(owned.directive),
+        paused="" if owned.directive is None else str(owned.directive),
         sentence=sentence,
     )
 
@@ -248,7 +249,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
-    """A record of a member about itself.
+    """A record that a member wrote about itself.
 
     Attributes:
         member: The process of the member.
@@ -294,7 +295,7 @@ class MemberTable:
 
     @property
     def holds(self) -> tuple[tuple[MemberRecord, frozenset[TopicPartition]], ...]:
-        """The open holds, oldest first, with the partitions left of each."""
+        """The open holds, oldest first, each with its remaining partitions."""
         found = [(record, frozenset(left)) for m in self.members for record, left in m.holds]
         return tuple(sorted(found, key=lambda hold: hold[0].at))
 
@@ -320,5 +321,5 @@ def member_table(history: Iterable[MemberRecord]) -> MemberTable:
         elif record.kind is Kind.HOLD:
             member.remove(record.partitions)
             receipts.append(record)
-    ordered = sorted(members.values(), key=lambda member: (member.first.name, member.first.at))
-    return MemberTable(tuple(ordered), tuple(reversed(receipts[-_RECEIPTS_KEPT:])))
+    by_name = sorted(members.values(), key=lambda member: (member.first.name, member.first.at))
+    return MemberTable(tuple(by_name), tuple(reversed(receipts[-_RECEIPTS_KEPT:])))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import MAX_OFFSET, TopicPartition, names_of
+from dagster_rebalance.core.model.printable import Reason
 from dagster_rebalance.core.model.topics import first_offset
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import PartitionLookup
     from dagster_rebalance.core.model.topics import Start
 
-_UNCHANGED_INTERVALS = 5
-"""Unchanged lag is observed only every fifth interval."""
+_SHOWN_INTERVALS = 5
+"""Lag that needs no attention is observed only every fifth interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class PartitionLag:
 
     Attributes:
         end: The end of the log, or the first open transaction.
-        is_late: Whether a record waits for longer than the limit in seconds.
+        is_late: Whether a record has waited longer than the limit in seconds.
         is_undated: Whether `is_late` is unknown, because a timestamp lies in the future.
         state: Why the partition makes no progress, or that its leader did not answer.
-        run_id: A run that works on it.
+        run_id: A run that works on the partition.
         failed_run: The last failed run, if it stopped the partition.
     """
 
@@ -107,7 +108,7 @@ class GroupState:
 
     Attributes:
         stopped: The stopped partitions, with the reasons.
-        ordered: The partitions that operators have paused or stopped, with the directives.
+        paused: The partitions that operators have paused or stopped, with the directives.
         working: A run that works on each partition.
         failed: For stopped partitions, the last failed run, its batch, and its error (empty if
             unknown).
@@ -116,18 +117,19 @@ class GroupState:
     """
 
     stopped: Mapping[TopicPartition, str] = field(default_factory=dict)
-    ordered: Mapping[TopicPartition, str] = field(default_factory=dict)
+    paused: Mapping[TopicPartition, str] = field(default_factory=dict)
     working: Mapping[TopicPartition, str] = field(default_factory=dict)
     failed: Mapping[TopicPartition, tuple[str, str, str]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     reported: frozenset[TopicPartition] = frozenset()
 
 
-def why_missing(topic: str) -> str:
+def why_missing(topic: str) -> Reason:
     """Return why no record of a topic is read, and what to do."""
-    return (
+    return Reason(
         f"topic {topic} does not exist, or the principal may not see it, so it is not read; other "
-        "topics continue. Create it, grant the ACL READ on it, or remove it from `topics`"
+        "topics continue",
+        "Create it, grant the ACL READ on it, or remove it from `topics`",
     )
 
 
@@ -150,14 +152,14 @@ def group_lag(
         for partition in partitions
     ]
     rows.sort(key=lambda row: (-MAX_OFFSET if row.lag is None else -row.lag, row.partition))
-    paused = len(state.ordered.keys() - state.stopped.keys())
+    paused = len(state.paused.keys() - state.stopped.keys())
     return GroupLag(tuple(rows), len(state.stopped), paused, state.missing)
 
 
 def _row(
     partition: TopicPartition, found: PartitionLookup | None, state: GroupState, start_from: Start
 ) -> PartitionLag:
-    why = state.stopped.get(partition) or state.ordered.get(partition, "")
+    why = state.stopped.get(partition) or state.paused.get(partition, "")
     why = why.removeprefix(f"{partition}: ")
     committed = end = lag = None
     if found is not None and found.stored is not None:
@@ -177,7 +179,7 @@ def _row(
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """The partitions in which a record waits for too long, and those where this is unknown."""
+    """The partitions with a record that has waited too long, or for which this is unknown."""
 
     partitions: frozenset[TopicPartition] = frozenset()
     undated: frozenset[TopicPartition] = frozenset()
@@ -185,7 +187,7 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class FirstSince:
-    """The first record of a log that is not older than a time, with its timestamp in seconds."""
+    """The first record at or after a time, with its timestamp in seconds since 1970."""
 
     offset: int
     at_s: float
@@ -193,7 +195,7 @@ class FirstSince:
 
 @dataclass(frozen=True, slots=True)
 class _Backlog:
-    """At `since_s`, the log ended at `end` and the group was at `committed`."""
+    """A past state: at `since_s`, the log ended at `end` and the group was at `committed`."""
 
     end: int
     since_s: float
@@ -215,7 +217,7 @@ class Waiting:
     backlogs: Mapping[TopicPartition, _Backlog] = field(default_factory=dict)
 
     def observe(self, rows: Iterable[PartitionLag], now_s: float) -> Waiting:
-        """Return the state after another scan. A partition without an answer keeps its backlog."""
+        """Return the state after another scan. A partition with unknown lag keeps its backlog."""
         backlogs = {}
         for row in rows:
             backlog = self.backlogs.get(row.partition) if row.lag is None else self._current(row)
@@ -268,7 +270,7 @@ def _is_late(row: PartitionLag, first: FirstSince | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LagLimit:
-    """The largest accepted lag: offsets of all partitions together, and seconds of a record.
+    """The maximum lag: offsets of all partitions together, and seconds that a record waits.
 
     None means no limit.
 
@@ -291,7 +293,7 @@ class LagLimit:
         return self.records is not None or self.seconds is not None
 
     def exceeded(self, lag: GroupLag) -> tuple[str, ...]:
-        """Return why the lag exceeds the limit; empty if it does not. Unknown lag exceeds it."""
+        """Return why the lag exceeds the limit, or nothing. Unknown lag exceeds the limit."""
         texts = []
         if self.records is not None and lag.total > self.records:
             texts.append(f"{lag.total:,} offsets wait, more than {self.records:,}")
@@ -326,8 +328,8 @@ def is_lag_observer(owned: Collection[TopicPartition], topics: Sequence[str]) ->
 def watches_topics(owned: Collection[TopicPartition], topics: Iterable[str]) -> bool:
     """Whether the owner of these partitions periodically lists the existing topics.
 
-    These are the members that may become the lag observer, and those without partitions, because
-    all topics may have been deleted.
+    Members that may become the lag observer do so, and members without partitions, because all
+    topics may have been deleted.
     """
     return not owned or any(TopicPartition(topic, 0) in owned for topic in topics)
 
@@ -345,9 +347,19 @@ class LagPace:
         """Whether to read the lag again."""
         return self.every_s > 0 and now - self.looked_at >= self.every_s
 
-    def is_news(self, lag: GroupLag, now: float) -> bool:
-        """Whether to show the lag: it has changed, or was not shown for five intervals."""
-        return lag != self.shown or now - self.shown_at >= _UNCHANGED_INTERVALS * self.every_s
+    def is_news(self, lag: GroupLag, now: float, limit: LagLimit = NO_LIMIT) -> bool:
+        """Whether to show the lag: it needs attention, or was not shown for five intervals.
+
+        Dagster keeps each observation, so growing and falling lag is no news.
+        """
+        if self.shown is None or now - self.shown_at >= _SHOWN_INTERVALS * self.every_s:
+            return True
+        return _attention(lag, limit) != _attention(self.shown, limit)
+
+
+def _attention(lag: GroupLag, limit: LagLimit) -> tuple[object, ...]:
+    """Return what an operator must know at once."""
+    return lag.stopped, lag.paused, lag.missing, bool(limit.exceeded(lag))
 
 
 def _s(count: int) -> str:

@@ -52,7 +52,7 @@ class Form(enum.Enum):
 class Instrument(NamedTuple):
     """The definition of a metric. `unit` is a UCUM unit, or the counted noun in braces.
 
-    `attributes` come in addition to `OF_EACH`; `buckets` are the limits of a histogram.
+    `attributes` come in addition to `OF_EACH`; `buckets` are the bucket boundaries of a histogram.
     """
 
     name: str
@@ -198,7 +198,7 @@ def _partitions_by_topic(metric: Metric) -> _Measure:
 
 
 def _one(metric: Metric, constant: Mapping[str, str] | None = None, **named: str) -> _Measure:
-    """Count one. `named` maps names of fields to attributes."""
+    """Add 1 to a counter. `named` maps names of event fields to attributes."""
 
     def measure(fields: _Fields) -> Iterator[Measurement]:
         attributes = {attribute: _plain(fields[name]) for name, attribute in named.items()}
@@ -257,7 +257,7 @@ class MemberState:
 def read_gauge(
     metric: Metric, state: MemberState, *, now: float, max_partitions: int
 ) -> Iterator[Measurement]:
-    """Return the values of a gauge. Above `max_partitions`, there is no lag by partition."""
+    """Return the values of a gauge. With more than `max_partitions`, no lag per partition."""
     for value, attributes in _values(metric, state, now, max_partitions):
         yield Measurement(metric, value, attributes)
 

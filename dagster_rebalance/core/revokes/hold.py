@@ -10,19 +10,19 @@ engine then makes one step, `advance`:
    (`on_deadline`).
 2. Drained? `waits_of` lists the reasons why a partition waits: live runs, a read of its runs since
    the request, commits. A partition without a reason is drained. Operators see the same list.
-3. Too late? At the limit a partition is released whatever it waits for. Its claims stay, and the
+3. Too late? At the limit a partition is released even if it still waits. Its claims stay, and the
    next owner takes the work over. If runs are left running, the partition is released as soon as it
    waits for nothing else.
 
 A hold is over when all its partitions are drained (`is_over`). The engine then writes the receipt
 and drops the partitions and the hold. The member loop delays exactly the partitions that the engine
-holds, so the next poll of the consumer completes the revoke. One hold is one release, because Kafka
-takes the answer to a revoke request as a whole.
+holds, so the next poll of the consumer completes the revoke. One hold is one release, because a
+member acknowledges a revoke request as a whole.
 
 A leave is a hold of all partitions after which the member closes. A partition can be in the hold of
 a revoke and of a leave. A loss ends a hold, or the affected part of it, at any step.
-`HeldPartitions` begins and ends the holds of a member. A partition that is given up leaves no hold,
-no shown stop and no unreported claim of a streaming run behind.
+`HeldPartitions` begins and ends the holds of a member. Once a partition is given up, it has no
+hold, no shown stop and no unreported claim of a streaming run.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dagster_rebalance.core.batches.engine_settings import (
+    ROUNDING_S,
     DeadlinePolicy,
     EngineSettings,
     HoldBudget,
@@ -44,6 +45,7 @@ from dagster_rebalance.core.model.commands import CancelRuns, Cause, HoldOutcome
 from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import OffsetRange, names_of
 from dagster_rebalance.core.model.run_snapshot import format_runs
+from dagster_rebalance.core.partitions.assigned import Role
 from dagster_rebalance.core.partitions.state_machine import Change, Phase
 from dagster_rebalance.core.runs.progress import InFlight, ToRequest
 
@@ -56,17 +58,23 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.streaming.stream_claims import StreamClaims
 
     _Commands: TypeAlias = Iterable[commands.Command]
+    _Partitions: TypeAlias = frozenset[TopicPartition]
 
 
 _DURATIONS_KEPT = 10
 _MIN_DURATIONS = 3
 _MIN_DURATION_S = 1.0
+_RECORDING_LIMIT_S = 2.0
+"""How long a hold waits for more than `_MANY_RECORDS` records. The next owner records the rest."""
+_MANY_RECORDS = 100
+_SHOWN_AFTER_S = 1.0
+"""Most holds end sooner, and their receipt is enough."""
 _MAX_WAITS_NAMED = 10  # a tick stores the list, and a hold may have 1,000 partitions
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Partitions that must be given up together.
+    """Partitions of a revoke or a leave, which are released together.
 
     Attributes:
         epochs: The partitions, each with the epoch in which it is held.
@@ -75,8 +83,9 @@ class Hold:
         is_past_deadline: Whether runs were still live at the deadline.
         hands_over: Whether live runs are left to the successor. The hold then waits for commits
             only.
-        is_shown: Whether operators have seen the hold. A hold that is over at once has a receipt
-            only.
+        recording_since: When the hold began to wait only for records in Dagster, and for many.
+        is_shown: Whether the hold was shown to operators. A hold that ends at once has only a
+            receipt.
     """
 
     cause: Cause
@@ -89,6 +98,7 @@ class Hold:
     committed: dict[TopicPartition, int] = field(default_factory=dict)
     is_past_deadline: bool = False
     hands_over: bool = False
+    recording_since: float | None = None
     is_shown: bool = False
 
     @property
@@ -100,6 +110,17 @@ class Hold:
     def limit_at(self) -> float:
         """When the partitions are released in any case."""
         return self.requested_at + self.budget.limit_s
+
+    def due_times(self, settings: EngineSettings) -> Iterable[float]:
+        """Yield when a step of the hold may change without an event; ignore past times."""
+        yield self.deadline_at
+        yield self.limit_at
+        if self.cancelled_at is not None:
+            yield self.cancelled_at + settings.retry_s
+        if self.recording_since is not None:
+            yield self.recording_since + _RECORDING_LIMIT_S
+        if not self.is_shown:
+            yield self.requested_at + _SHOWN_AFTER_S
 
     def hastened(self, budget: HoldBudget, now: float, *, hands_over: bool) -> Hold:
         """Return the hold with the limit of another request, if that limit is earlier."""
@@ -119,7 +140,7 @@ class Hold:
 
     @property
     def outcome(self) -> HoldOutcome:
-        """The outcome of a release now."""
+        """The outcome if the partitions are released now."""
         if self.is_past_deadline:
             return HoldOutcome.HANDED_OVER if self.hands_over else HoldOutcome.DEADLINE
         return HoldOutcome.DRAINED if self.run_ids or self.committed else HoldOutcome.NOTHING_TO_DO
@@ -142,7 +163,7 @@ class Hold:
     def receipt(
         self, held: Iterable[OwnedPartition], now: float, outcome: HoldOutcome | None = None
     ) -> Receipt:
-        """Return the receipt of the hold. Pass `outcome` if it does not end in a release."""
+        """Return the receipt. Pass `outcome` if the hold does not end in a release."""
         held = tuple(held)
         handed_over = [o.partition for o in held if o.entries and o.partition in self.epochs]
         return Receipt(
@@ -171,7 +192,7 @@ class Forecast:
         return Forecast((*self.durations_s, duration_s)[-_DURATIONS_KEPT:])
 
     def remaining(self, claimed_at: Iterable[float], now: float) -> str:
-        """Return when the batches claimed at these times will end; empty if that is unknown."""
+        """Describe how long the batches claimed at these times still take; empty if unknown."""
         claims = tuple(claimed_at)
         is_known = len(self.durations_s) >= _MIN_DURATIONS
         usual_s = median(self.durations_s) if is_known else 0.0
@@ -188,10 +209,11 @@ class Wait(NamedTuple):
     where: OffsetRange | TopicPartition
     run_ids: tuple[str, ...] = ()
     answer: str = ""
+    is_record: bool = False
 
     @property
     def subject(self) -> str:
-        """The reason without the place."""
+        """The reason without its partition or range."""
         return self.answer or f"{format_runs(self.run_ids)} on"
 
 
@@ -218,8 +240,8 @@ def _named_places(places: Sequence[OffsetRange | TopicPartition]) -> str:
 def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, ...]:
     """Return the reasons why a draining partition waits.
 
-    It does not wait for a commit that Kafka refuses: the claim stays for the next owner. With
-    `hands_over` it does not wait for runs.
+    The partition does not wait for a commit that Kafka refuses: the claim stays for the next owner.
+    With `hands_over`, the partition does not wait for runs.
     """
     waits: list[Wait] = []
     if not hands_over:
@@ -234,13 +256,14 @@ def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, 
     is_refused = owned.pending is not None and bool(owned.pending.refused)
     if committing is not None and not is_refused:
         waits.append(Wait(committing.range, answer="Kafka to confirm the commit of"))
-    if owned.unrecorded is not None:
-        waits.append(Wait(owned.unrecorded.range, answer="Dagster to record the commit of"))
+    if owned.unrecorded:
+        recording = "Dagster to record the commit of"
+        waits.append(Wait(owned.unrecorded.range, answer=recording, is_record=True))
     return tuple(waits)
 
 
 class Step(NamedTuple):
-    """A step of a hold: the hold after it, the drained partitions and the runs to cancel."""
+    """Result of one step: the new hold, the drained partitions and the runs to cancel."""
 
     hold: Hold
     drained: tuple[OwnedPartition, ...]
@@ -261,11 +284,12 @@ def advance(
         now,
         cancels_all=cancels_all,
     )
+    draining = [(owned, waits_of(owned)) for owned in held if owned.phase is Phase.DRAINING]
+    recording_since = _recording_since(hold, [waits for _, waits in draining if waits], now)
+    leaves_records = recording_since is not None and now - recording_since >= _RECORDING_LIMIT_S
     drained, is_overdue = [], False
-    for owned in held:
-        if owned.phase is not Phase.DRAINING:
-            continue
-        if not waits_of(owned):
+    for owned, waits in draining:
+        if not waits or leaves_records:
             drained.append(owned.changed(Change.DRAIN_FINISHED))
         elif now >= hold.limit_at or (
             is_late and not cancels_all and not waits_of(owned, hands_over=True)
@@ -273,7 +297,16 @@ def advance(
             drained.append(owned.changed(Change.DEADLINE_PASSED))
             is_overdue = True
     is_past_deadline = hold.is_past_deadline or is_overdue or (cancels_all and bool(live))
-    return Step(replace(hold, is_past_deadline=is_past_deadline), tuple(drained), cancels)
+    hold = replace(hold, is_past_deadline=is_past_deadline, recording_since=recording_since)
+    return Step(hold, tuple(drained), cancels)
+
+
+def _recording_since(hold: Hold, waits: list[tuple[Wait, ...]], now: float) -> float | None:
+    """Since when a hold waits for many records and nothing else, or None."""
+    if not all(wait.is_record for one in waits for wait in one):
+        return None
+    is_first = hold.recording_since is None
+    return now if is_first and len(waits) > _MANY_RECORDS else hold.recording_since
 
 
 def is_over(held: Iterable[OwnedPartition]) -> bool:
@@ -312,14 +345,12 @@ def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*sets)
 
 
-_SHOWN_AFTER_S = 1.0
-"""Most holds end sooner, and their receipt is enough."""
 SUCCESSOR_TIMEOUT_S = 60.0
-"""A successor whose heartbeat has not changed for this time is gone; it changes every 15 s."""
+"""If its heartbeat has not changed for this time, a successor is gone; it changes every 15 s."""
 
 
 class HeldPartitions:
-    """The holds of a member, in the order of their requests, and why it leaves the group."""
+    """The holds of a member, in the order of their requests, and why the member leaves."""
 
     def __init__(
         self, settings: EngineSettings, partitions: AssignedPartitions, streaming: StreamClaims
@@ -329,16 +360,29 @@ class HeldPartitions:
         self._streaming = streaming
         self.holds: tuple[Hold, ...] = ()
         self.leaving: str | None = None
+        self._advanced: tuple[tuple[Hold, ...], int, float] = ((), 0, float("-inf"))
+        self._named: tuple[list[dict[TopicPartition, int]], _Partitions, _Partitions] = (
+            [],
+            frozenset(),
+            frozenset(),
+        )
+
+    @property
+    def held(self) -> frozenset[TopicPartition]:
+        """All partitions that must be given up; the same set until they change."""
+        return self._described()[0]
 
     @property
     def revoked(self) -> frozenset[TopicPartition]:
-        """The partitions whose revoke must be delayed."""
-        return frozenset(
-            partition
-            for hold in self.holds
-            if hold.cause is Cause.REVOKE
-            for partition in hold.epochs
-        )
+        """The partitions whose revoke must be delayed; the same set until they change."""
+        return self._described()[1]
+
+    def _described(self) -> tuple[_Partitions, _Partitions]:
+        epochs = [hold.epochs for hold in self.holds]
+        if list(map(id, epochs)) != list(map(id, self._named[0])):
+            revoked = (hold.epochs for hold in self.holds if hold.cause is Cause.REVOKE)
+            self._named = (epochs, frozenset().union(*epochs), frozenset().union(*revoked))
+        return self._named[1:]
 
     def revoke(self, event: events.RevokeRequested, now: float) -> _Commands:
         """Begin the hold of a revoke."""
@@ -381,14 +425,14 @@ class HeldPartitions:
         for owned in self._partitions.known(partitions):
             held_since = now if owned.held_since is None else owned.held_since
             asked_back = owned.draining()
-            self._partitions[owned.partition] = replace(
-                asked_back, held_since=held_since, runs_are_known=not asked_back.entries
+            self._partitions[owned.partition] = asked_back._replace(
+                held_since=held_since, runs_are_known=not asked_back.entries
             )
             epochs[owned.partition] = owned.epoch
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
 
     def lose(self, event: events.PartitionsLost, now: float) -> _Commands:
-        """Drop lost partitions at once, whatever they wait for."""
+        """Drop lost partitions at once, even if they wait for runs."""
         is_superseded = event.reason is events.LostReason.SUPERSEDED
         change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
         outcome = HoldOutcome.SUPERSEDED if is_superseded else HoldOutcome.LOST
@@ -417,7 +461,7 @@ class HeldPartitions:
         self.holds = tuple(kept)
 
     def note_committed(self, after: OwnedPartition, until: int, succeeded: Iterable[str]) -> None:
-        """Note a commit in the hold of its partition, if there is one.
+        """Record a commit in the hold of its partition, if there is one.
 
         A run that succeeded no longer counts as cancelled: its launcher may be unable to cancel.
         """
@@ -437,19 +481,32 @@ class HeldPartitions:
 
         Revokes end first: a revoke also releases a partition that is in the hold of a leave.
         """
+        holds, version, until = self._advanced
+        if holds is self.holds and version == self._partitions.version and now < until:
+            return
         advanced = []
         for hold in self.holds:
-            step = advance(hold, self._partitions.known(hold.epochs), self._settings, now)
+            step = advance(hold, self._unfinished(hold), self._settings, now)
             advanced.append(step.hold)
             self._partitions.update({owned.partition: owned for owned in step.drained})
             yield from step.cancels
         self.holds = tuple(advanced)
         for hold in sorted(self.holds, key=lambda hold: hold.cause is Cause.LEAVE):
-            held = self._partitions.known(hold.epochs)
-            if is_over(held):
-                yield from self._end(hold, held, now)
+            if is_over(self._unfinished(hold)):
+                yield from self._end(hold, self._partitions.known(hold.epochs), now)
             elif not hold.is_shown and now - hold.requested_at >= _SHOWN_AFTER_S:
-                yield self._show(hold, held, now)
+                yield self._show(hold, self._unfinished(hold), now)
+        self._advanced = (self.holds, self._partitions.version, self._next_due(now))
+
+    def _unfinished(self, hold: Hold) -> list[OwnedPartition]:
+        """The partitions of a hold that drain or have claims; the others have drained."""
+        unfinished = self._partitions.of(Role.DRAINING, Role.CLAIMED)
+        return [owned for owned in unfinished if owned.partition in hold.epochs]
+
+    def _next_due(self, now: float) -> float:
+        """When a step may differ from this one although no partition has changed."""
+        times = (at - ROUNDING_S for hold in self.holds for at in hold.due_times(self._settings))
+        return min((at for at in times if at > now - 2 * ROUNDING_S), default=float("inf"))
 
     def _show(self, hold: Hold, held: Iterable[OwnedPartition], now: float) -> commands.ShowHold:
         runs = {run for owned in held for run in owned.live_runs}

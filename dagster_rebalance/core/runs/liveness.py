@@ -1,4 +1,4 @@
-"""Liveness: detection of runs that no longer work although they are not known to be over.
+"""Liveness: detection of dead runs, although nothing has reported their end.
 
 A run sends heartbeats. Only a *change* of the heartbeat counts, measured on the observer's own
 clock, so clocks need not agree. Time without an observation does not count, because a database
@@ -12,9 +12,9 @@ outage stops heartbeats as well. A deleted run is tracked until it is known to b
 # a lease. `orchestration.runs.heartbeat` is the side of the run, and this module is the side of the
 # members. With T = heartbeat_timeout_s:
 #
-#   run      0          a heartbeat is stored; the next one follows every T/6
-#   run      2T/3       no heartbeat could be stored since: the process interrupts its body and
-#                       stops its Spark work
+#   run      0          a heartbeat is stored; another one follows every T/6
+#   run      2T/3       no heartbeat could be stored since: the process interrupts its steps and
+#                       stops its Spark jobs
 #   run      2T/3+T/6   the process exits (`os._exit`), whatever its threads do
 #   member   T          the heartbeat has not changed for T on the member's own clock, in at least
 #                       four reads: the run is dead. The member ends its external work, marks the
@@ -24,9 +24,9 @@ outage stops heartbeats as well. A deleted run is tracked until it is known to b
 # So the run ends at least T/6 before a member counts it as dead, and no two clocks are compared.
 # Time without an observation does not count: a storage outage stops heartbeats as well.
 #
-# A lease ends earlier in two cases, which are proofs and not time-outs: the process reports that it
-# is finished, or it ran on this machine and no longer exists (`is_gone`). A run that has
-# not begun has touched nothing, and needs no lease: it refuses itself when it starts.
+# A lease ends earlier in two cases, which are proofs and not timeouts: the process reports that it
+# is finished, or it ran on this machine and no longer exists (`is_gone`). A run that has not begun
+# has written nothing, and needs no lease: its start check refuses it if it starts later.
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class TrackedRun:
     """A run as last observed.
 
     Attributes:
-        age_s: The time since its heartbeat, or its state before the first heartbeat, last changed.
-        is_reported: Whether it was reported dead since that change.
-        dead_since: When this member first reported it dead.
+        age_s: Time since the last change of its heartbeat or, before the first one, of its state.
+        is_reported: Whether the run was reported dead since that change.
+        dead_since: When this member first reported the run dead.
     """
 
     run: RunSnapshot
@@ -65,8 +65,8 @@ class Liveness:
 
     Attributes:
         heartbeat_timeout_s: A run that has begun to work is dead after this time without a new
-            heartbeat, or after the longer time-out that it was started with.
-        start_timeout_s: The same for a run that has not begun to work.
+            heartbeat, or after the longer timeout that it was started with.
+        start_timeout_s: The timeout of a run that has not begun to work.
         tracked: Tracked runs by run id.
         observed_at: Time of the last observation.
     """
@@ -81,7 +81,7 @@ class Liveness:
     ) -> tuple[RunSnapshot, ...]:
         """Add deleted runs of the batches to the runs that were read.
 
-        A deleted run has begun to work and is no longer in Dagster.
+        A deleted run had begun to work and is no longer in Dagster.
         """
         read = tuple(runs)
         read_ids = {run.run_id for run in read}
@@ -97,7 +97,7 @@ class Liveness:
     def observe(self, runs: Iterable[RunSnapshot], now: float) -> tuple[Liveness, tuple[str, ...]]:
         """Return the liveness after reading all live runs, and the ids of dead runs.
 
-        A dead run is reported again after a part of the time-out, in case it could not be ended.
+        A dead run is reported again after a part of the timeout if it was not ended.
         """
         tracked = {}
         dead = []
@@ -130,7 +130,7 @@ class Liveness:
 
     @property
     def batch_ids(self) -> frozenset[str]:
-        """The batches of runs that have begun to work, whose runs the member has to read."""
+        """The batches with a run that has begun to work. The member must read all of their runs."""
         return frozenset(
             tracked_run.run.batch_id
             for tracked_run in self.tracked.values()
@@ -139,7 +139,7 @@ class Liveness:
 
     @property
     def unconfirmed(self) -> dict[str, float]:
-        """Runs that ended in Dagster without confirming it, with the seconds until dead."""
+        """Runs that ended in Dagster without a confirmation, with the seconds until dead."""
         return {
             run_id: max(0.0, self._heartbeat_limit_s(tracked_run.run) - tracked_run.age_s)
             for run_id, tracked_run in self.tracked.items()
@@ -163,7 +163,7 @@ class Liveness:
 
     @property
     def serialized(self) -> str:
-        """The state as text for the cursor of a sensor, which lives for one tick."""
+        """The state as text, for the next tick of a sensor: a new object is built in each tick."""
         tracked = [
             [
                 run_id,
@@ -177,7 +177,7 @@ class Liveness:
         return json.dumps({"observed_at": self.observed_at, "signs": tracked})
 
     def deserialized(self, memory: str | None) -> Liveness:
-        """Load a text of `serialized`, possibly after other lines; unreadable text is ignored."""
+        """Parse the text of `serialized`, possibly after other lines; ignore unreadable text."""
         try:
             left: dict[str, Any] = json.loads((memory or "").rpartition("\n")[2])
             tracked = {

@@ -1,8 +1,8 @@
 """Progress of a claimed range, derived from the runs of its batch.
 
 A run counts for a range if it has the batch id and lists exactly that range: the bounds of a claim
-never change. Runs that refused themselves, were cancelled by a member, or were interrupted are not
-attempts.
+never change. Runs that their start check refused, that a member cancelled, or that were interrupted
+are not attempts.
 """
 
 from __future__ import annotations
@@ -14,41 +14,28 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.run_snapshot import NOT_BEGUN, WORKING, RunSnapshot, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.core.runs.run_index import RunIndex
 
 
 MOST_IN_A_ROW = 5
-"""The partition is stopped after this many consecutive runs that did not start, refused themselves
-or were interrupted."""
-
-
-def other_streaming_runs(
-    partition: TopicPartition, known: Collection[str], runs: Iterable[RunSnapshot]
-) -> tuple[str, ...]:
-    """Return the streaming runs, except `known`, that may work on a partition."""
-    return tuple(
-        run.run_id
-        for run in runs
-        if run.may_work
-        and run.active_partitions is not None
-        and partition in run.active_partitions
-        and run.run_id not in known
-    )
+"""The partition is stopped after this many consecutive runs that did not start, that the start
+check refused, or that were interrupted."""
 
 
 class FailureKind(enum.Enum):
     """How an unsuccessful run ended."""
 
     FAILED = "failed"
-    """It failed or was cancelled by a user: an attempt."""
+    """The run failed or was cancelled by a user: an attempt."""
     NOT_STARTED = "did not start"
-    """It never reached its process: not an attempt."""
-    REFUSED = "refused itself"
-    """Its start check refused it or failed: not an attempt."""
+    """The run never reached its process: not an attempt."""
+    REFUSED = "was refused by its start check"
+    """The start check refused the run or failed: not an attempt."""
     INTERRUPTED = "was interrupted by a signal"
-    """A signal ended it, as on a drained node: not an attempt."""
+    """A signal ended the run, as on a drained node: not an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +43,10 @@ class FailureStreak:
     """The latest unsuccessful runs on a range.
 
     Attributes:
-        kind: How the newest ended.
-        count: Failed attempts, or the consecutive runs that were not attempts.
+        kind: How the newest run ended.
+        count: Number of failed attempts, or of consecutive runs that were not attempts.
         run_id: The newest run.
-        reason: Why it refused itself, or its error.
+        reason: Why the start check refused the newest run, or its error.
     """
 
     kind: FailureKind
@@ -75,11 +62,11 @@ class FailureStreak:
 
 @dataclass(frozen=True, slots=True)
 class ToRequest:
-    """No run works on the range; one has to be requested.
+    """No run works on the range, so a run must be requested.
 
     Attributes:
-        attempt: Number of the next run, above that of all earlier runs.
-        failures: Failed attempts.
+        attempt: Number of the next run, above the numbers of all earlier runs.
+        failures: Number of failed attempts.
         streak: The latest unsuccessful runs, if any.
         left_out: Assets that an otherwise successful run left out.
     """
@@ -91,7 +78,7 @@ class ToRequest:
 
     @property
     def interruptions(self) -> int:
-        """Consecutive interrupted runs, including the newest."""
+        """Number of consecutive interrupted runs, including the newest."""
         streak = self.streak
         return streak.count if streak and streak.kind is FailureKind.INTERRUPTED else 0
 
@@ -106,13 +93,13 @@ class InFlight:
     """Runs that may still work on the range.
 
     Attributes:
-        run_ids: Oldest first.
-        waiting: Created or queued.
-        launching: Launching, not started.
-        started: Started, without a cancellation.
-        unconfirmed: Ended in Dagster, but not known to be over.
-        deleted: Deleted from Dagster.
-        unsubmitted: The run to request again, if Dagster has created all and submitted none.
+        run_ids: All of the runs, oldest first.
+        waiting: Runs that are created or queued.
+        launching: Runs that are launched, but have not started.
+        started: Runs that have started and are not being cancelled.
+        unconfirmed: Runs that ended in Dagster, but are not known to be over.
+        deleted: Runs that were deleted from Dagster.
+        unsubmitted: The run to request again, if Dagster has created the runs but submitted none.
         stop_cause: Why the range is stopped while it is retried.
         working_s: Working time of the longest running run; None if unknown.
     """
@@ -141,7 +128,7 @@ class Exhausted:
 
     Attributes:
         run_ids: The runs that count as attempts, oldest first.
-        is_cancelled: Whether a user cancelled one of them.
+        is_cancelled: Whether a user cancelled one of these runs.
         attempt: Number of the next run, if one is requested.
         left_out: Assets that an otherwise successful run left out.
         re_executed: Later failed re-executions, oldest first.
@@ -162,7 +149,7 @@ class Exhausted:
 
     @property
     def next_attempt(self) -> Exhausted:
-        """The same with the attempt number derived from failed attempts only."""
+        """This progress with the attempt number derived from failed attempts only."""
         return replace(self, attempt=self.attempts + 1)
 
     @property
@@ -178,7 +165,7 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    """The dead-letter topic has the range: it counts as done.
+    """The range is in the dead-letter topic, and counts as done.
 
     `run_id` is the last run that failed.
     """
@@ -190,14 +177,22 @@ Progress = ToRequest | InFlight | Succeeded | Exhausted | DeadLettered
 
 
 def progress_of(
-    range_: OffsetRange, batch_id: str, runs: Iterable[RunSnapshot], *, max_attempts: int
+    range_: OffsetRange,
+    batch_id: str,
+    runs: RunIndex,
+    *,
+    max_attempts: int,
+    is_early: bool = False,
 ) -> Progress:
     """Derive the progress of a claimed range from all runs of its batch.
 
-    A re-execution has all ranges of its run. If some of them are no longer claimed, it refuses
-    itself; the others are then requested once for each such re-execution.
+    A streaming run that died is no attempt on an early claim, because it may not have begun.
+    A re-execution has all ranges of its run. If some of them are no longer claimed, its start check
+    refuses it. The other ranges are then requested once for each such re-execution.
     """
-    batch_runs = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
+    batch_runs = runs.of(batch_id, range_)
+    if is_early:
+        batch_runs = tuple(run for run in batch_runs if not run.has_died)
     left_out: tuple[str, ...] = ()
     for run in reversed(batch_runs):
         if run.has_succeeded:
@@ -233,8 +228,8 @@ def _without_live(
 ) -> ToRequest | Exhausted:
     """Progress from runs that have ended.
 
-    Runs may be deleted, so the next number is not their count. A re-execution has the number and
-    the run key of its first run, and Dagster starts nothing for that key while either exists.
+    Runs may be deleted, so the number of the next run is not their count. A re-execution has the
+    number and run key of its first run. While either exists, Dagster starts no run for that key.
     """
     first_runs = [run for run in ended if not run.is_retry]
     attempt = max([len(first_runs), *(run.attempt for run in ended)]) + 1
@@ -328,8 +323,8 @@ def _in_flight(live: list[RunSnapshot], otherwise: ToRequest | Exhausted) -> InF
 def missing_assets(succeeded: RunSnapshot, runs: Sequence[RunSnapshot]) -> tuple[str, ...]:
     """Return the assets that a range still lacks after a run on it succeeded.
 
-    The newest run of an asset decides. A success of the whole job is final, since any later run
-    refuses itself.
+    The newest run of an asset decides. A success of the whole job is final, because the start check
+    refuses any later run.
     """
     if not succeeded.left_out:
         return ()
@@ -343,33 +338,6 @@ def missing_assets(succeeded: RunSnapshot, runs: Sequence[RunSnapshot]) -> tuple
     return tuple(missing)
 
 
-def newest_refusal(
-    range_: OffsetRange, batch_id: str, runs: Iterable[RunSnapshot]
-) -> frozenset[str]:
-    """Return the newest run on a claimed range if it refused itself, or nothing."""
-    batch_runs = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
-    return frozenset({batch_runs[-1].run_id} if batch_runs and batch_runs[-1].is_refused else ())
-
-
-def unclaimed_runs(
-    ranges: Iterable[OffsetRange],
-    claimed: Iterable[tuple[OffsetRange, str]],
-    runs: Iterable[RunSnapshot],
-) -> tuple[str, ...]:
-    """Return the runs that work on any of `ranges` without a claim.
-
-    No run may start on the ranges until they have ended. An operator who moves the committed offset
-    erases the claims of working runs. Runs that have not started refuse themselves without a claim.
-    """
-    claims = set(claimed)
-    wanted = tuple(ranges)
-    return tuple(
-        run.run_id
-        for run in runs
-        if run.may_work
-        and any(
-            own_range.overlaps(other) and (own_range, run.batch_id) not in claims
-            for own_range in run.ranges
-            for other in wanted
-        )
-    )
+def newest_refusal(runs: Sequence[RunSnapshot]) -> frozenset[str]:
+    """Return the newest run on a claimed range if its start check refused it, or nothing."""
+    return frozenset({runs[-1].run_id} if runs and runs[-1].is_refused else ())

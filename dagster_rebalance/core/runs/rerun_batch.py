@@ -14,6 +14,8 @@ from dagster_rebalance.core.model.printable import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+RECORDS_PER_RUN = 100_000
+RUNS_AT_ONCE = 2
 MOST_RUNS = 1_000
 MOST_RANGES_PER_RUN = 200
 _MOST_TEXT = 1_000
@@ -33,8 +35,8 @@ class Rerun:
 
     Attributes:
         at: Seconds since 1970.
-        runs_at_once: Maximum number of its runs in progress.
-        batches: Number of its runs.
+        runs_at_once: Maximum number of concurrent runs of the rerun.
+        batches: Number of runs of the rerun.
 
     Raises:
         ConfigurationError: A field is missing or too long.
@@ -44,7 +46,7 @@ class Rerun:
     by: str
     reason: str
     at: float
-    runs_at_once: int = 2
+    runs_at_once: int = RUNS_AT_ONCE
     batches: int = 1
 
     def __post_init__(self) -> None:
@@ -54,7 +56,7 @@ class Rerun:
                 raise ConfigurationError(msg)
         check_lengths(self.by, self.reason)
         if self.runs_at_once < 1:
-            msg = f"a rerun cannot have {self.runs_at_once} runs at once: give at least 1"
+            msg = f"runs_at_once={self.runs_at_once} must be at least 1"
             raise ConfigurationError(msg)
 
     def __str__(self) -> str:
@@ -78,13 +80,15 @@ class RerunBatch:
 def batches_of(
     rerun: Rerun, ranges: Iterable[OffsetRange], *, records_per_run: int
 ) -> tuple[RerunBatch, ...]:
-    """Split a rerun into batches of `records_per_run` offsets; a larger range has its own run.
+    """Split a rerun into batches of at most `records_per_run` offsets.
+
+    A larger range has its own run.
 
     Raises:
         ConfigurationError: There are too many batches, or `records_per_run` is not positive.
     """
     if records_per_run < 1:
-        msg = f"a rerun cannot have {records_per_run} records per run: give at least 1"
+        msg = f"records_per_run={records_per_run} must be at least 1"
         raise ConfigurationError(msg)
     groups: list[list[OffsetRange]] = []
     for range_ in ranges:
@@ -129,7 +133,7 @@ def packed(ranges: Iterable[OffsetRange]) -> str:
 
 
 def unpacked(text: str) -> tuple[OffsetRange, ...]:
-    """Parse a text of `packed`.
+    """Parse the text that `packed` returns.
 
     Raises:
         ValueError: The text is invalid.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.model.directives import retry_command
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.printable import escaped, one_line
+from dagster_rebalance.core.model.printable import Reason, escaped, one_line
 from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.runs.progress import (
     Exhausted,
@@ -43,7 +43,7 @@ class RetryBackoff:
         retry_stopped: Whether to retry a range whose attempts are exhausted.
 
     Raises:
-        ConfigurationError: A delay is negative, or the first one exceeds the maximum.
+        ConfigurationError: A delay is negative, or the first delay exceeds the maximum.
     """
 
     first_s: float = 5.0
@@ -87,71 +87,82 @@ def describe_failures(exhausted: Exhausted, what: object) -> str:
     return f"{number} runs failed on {what}, the last one is {exhausted.run_id}{why}"
 
 
-def why_blocked(range_: OffsetRange, blocked: Exhausted | FailureStreak, batch_id: str) -> str:
+def why_blocked(
+    range_: OffsetRange, blocked: Exhausted | FailureStreak, batch_id: str, backoff: RetryBackoff
+) -> Reason:
     """Return why the partition of a range is stopped, and what to do."""
     partition = range_.topic_partition
-    again = f"It is retried; `{retry_command(partition)}` retries it now"
+    tries = blocked.attempts if isinstance(blocked, Exhausted) else blocked.count
+    again = (
+        f"It is retried {backoff.delay_s(tries):.0f} s after the last try; "
+        f"`{retry_command(partition)}` retries it now"
+    )
     is_stream = StreamBatch.parse(batch_id) is not None
     if isinstance(blocked, Exhausted) and is_stream:
         why = f": {blocked.reason}" if blocked.reason else ", whose log has the error"
-        return (
+        return Reason(
             f"{partition}: {blocked.attempts} attempts on {range_} failed, the last one in "
-            f"streaming run {blocked.run_id}{why}. Fix the cause. {again}"
+            f"streaming run {blocked.run_id}{why}",
+            f"Fix the cause. {again}",
         )
     if isinstance(blocked, Exhausted):
-        text = f"{partition}: {describe_failures(blocked, range_)}. "
+        more = ""
         if blocked.left_out:
-            text += f"A run has succeeded since, but left out {', '.join(blocked.left_out)}. "
+            more = f"A run has succeeded since, but left out {', '.join(blocked.left_out)}. "
         if blocked.is_cancelled:
-            text += "A user cancelled one of them, so it is not retried automatically. "
-        return text + (
-            f"Fix the cause, then re-execute that run in Dagster, or `{retry_command(partition)}`: "
-            "when it succeeds, the partition continues"
+            more += "A user cancelled one of them, so it is not retried automatically. "
+        return Reason(
+            f"{partition}: {describe_failures(blocked, range_)}",
+            f"{more}Fix the cause, then re-execute that run in Dagster, or "
+            f"`{retry_command(partition)}`: when it succeeds, the partition continues",
         )
     if blocked.kind is FailureKind.NOT_STARTED:
-        return (
+        return Reason(
             f"{partition}: the runs for {range_} do not start, the last one is {blocked.run_id}; "
-            f"{blocked.reason or 'its page in Dagster says why'}. They are not attempts. Fix the "
-            f"cause (launcher, image, quota, start_timeout_s). {again}"
+            f"{blocked.reason or 'its page in Dagster says why'}",
+            "They are not attempts. Fix the cause (launcher, image, quota, start_timeout_s). "
+            f"{again}",
         )
     if blocked.kind is FailureKind.INTERRUPTED and is_stream:
-        return (
+        return Reason(
             f"{partition}: {blocked.count} batches in a row on {range_} were interrupted before "
-            f"they ended, the last one by streaming run {blocked.run_id}. The run had to leave the "
-            "group or release the partition, and the batch was still running at the deadline. That "
-            "is not a failed attempt. Find out what the asset waits for, or raise hold_limit_s; "
-            f"with batch_timeout_s, a batch that takes too long is a failed attempt. {again}"
+            f"they ended, the last one by streaming run {blocked.run_id}",
+            "The run had to leave the group or release the partition, and the batch was still "
+            "running at the deadline. That is not a failed attempt. Find out what the asset waits "
+            "for, or raise hold_limit_s; with batch_timeout_s, a batch that takes too long is a "
+            f"failed attempt. {again}",
         )
     if blocked.kind is FailureKind.INTERRUPTED:
-        return (
+        return Reason(
             f"{partition}: the processes of {blocked.count} consecutive runs for {range_} were "
-            f"ended by a signal without a cancellation, the last one is {blocked.run_id}. They are "
-            "not attempts. Check for drained nodes, memory limits, time limits of the platform and "
-            f"restarted services. {again}"
+            f"ended by a signal without a cancellation, the last one is {blocked.run_id}",
+            "They are not attempts. Check for drained nodes, memory limits, time limits of the "
+            f"platform and restarted services. {again}",
         )
-    return (
-        f"{partition}: the runs for {range_} refuse themselves, the last one is {blocked.run_id}: "
-        f"{blocked.reason or 'no reason given'}. They are not attempts. Fix the cause. {again}"
+    return Reason(
+        f"{partition}: the start check refuses the runs for {range_}, the last one is "
+        f"{blocked.run_id}: {blocked.reason or 'no reason given'}",
+        f"They are not attempts. Fix the cause. {again}",
     )
 
 
-def why_not_ended(partition: TopicPartition, run_id: str, after_s: float) -> str:
+def why_not_ended(partition: TopicPartition, run_id: str, after_s: float) -> Reason:
     """Return why a partition waits for a dead run, and what to do."""
-    return (
+    return Reason(
         f"{partition}: run {run_id} sends no heartbeat, and could not be ended for more than "
-        f"{after_s:.0f} s, so its external work (Spark, jobs, pods) may still be running. The "
-        "notes of the sensor's ticks, or of the streaming run, say what failed. End that work, or "
-        "fix what prevents it from being ended: it is retried every few seconds"
+        f"{after_s:.0f} s, so its external work (Spark, jobs, pods) may still be running",
+        "The notes of the sensor's ticks, or of the streaming run, say what failed. End that work, "
+        "or fix what prevents it from being ended: it is retried every few seconds",
     )
 
 
-def why_not_started(range_: OffsetRange, run_key: str, after_s: float) -> str:
+def why_not_started(range_: OffsetRange, run_key: str, after_s: float) -> Reason:
     """Return why Dagster does not start a requested run, and what to do."""
-    return (
+    return Reason(
         f"{range_.topic_partition}: Dagster has not started the requested run for {range_} for "
-        f"more than {after_s:.0f} s. Its daemon may be behind: check the sensor's ticks. If the "
-        f"config or other tags of a run with the tag dagster/run_key={run_key} were changed, "
-        "delete that run"
+        f"more than {after_s:.0f} s",
+        "Its daemon may be behind: check the sensor's ticks. If the config or other tags of a run "
+        f"with the tag dagster/run_key={run_key} were changed, delete that run",
     )
 
 
@@ -179,7 +190,7 @@ class FailedAttempt:
 
     Attributes:
         run_id: The streaming run of the attempt.
-        error: Its error, as from `error_text`.
+        error: The error of the attempt, as from `error_text`.
     """
 
     run_id: str
@@ -188,7 +199,7 @@ class FailedAttempt:
 
 
 def error_text(error: str, places: Iterable[Place] = (), causes: Sequence[str] = ()) -> str:
-    """Format type and message of an error, its frames (outermost first) and its causes in one line.
+    """Format an error in one line: type and message, frames (outermost first), and causes.
 
     Example:
         `ValueError: order 17 has no price (assets.py:41 in clean, assets.py:30 in orders)`
@@ -210,8 +221,8 @@ def with_error(
 ) -> tuple[RunSnapshot, ...]:
     """Set the run and the error of the last failed attempt in the runs of a claimed range.
 
-    A batch id counts the attempts before it and does not name their runs. An attempt whose process
-    died has left no error.
+    A batch id has the number of earlier attempts, but not their runs. An attempt whose process died
+    has no error.
     """
     return tuple(
         replace(run, run_id=failed.run_id, error=failed.error)

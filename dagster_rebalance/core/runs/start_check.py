@@ -1,6 +1,6 @@
 """Start check: whether a run may process its batch.
 
-The start and the first heartbeat of the run are visible to others before the check. The run may
+The start and the first heartbeat of the run are visible to other runs before the check. The run may
 work only if its batch claims all of its ranges, no other run of the batch has succeeded on them,
 and no other run of the group may be working on them. *Any* such run causes a refusal, whichever
 started first: a tie-break by age or clock could let both work. If two runs refuse each other, the
@@ -10,12 +10,15 @@ committed and planned.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ClaimError
+from dagster_rebalance.core.model.offsets import in_short
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.progress import missing_assets
+from dagster_rebalance.core.runs.run_index import RunIndex
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,8 +36,8 @@ def refusal(
 
     Args:
         me: The run.
-        others: All runs of its batch, and all live runs of the group; may include `me`.
-        committed: The committed offsets of its partitions.
+        others: All runs of the batch, and all live runs of the group; may include `me`.
+        committed: The committed offsets of the partitions of the batch.
     """
     if me.state is not RunState.STARTED:
         return _not_started(me)
@@ -44,7 +47,7 @@ def refusal(
     }
     problem = next(filter(None, problems.values()), None)
     if problem is not None:
-        rest = ", ".join(str(range_) for range_ in me.ranges if problems[range_] is None)
+        rest = in_short([range_ for range_ in me.ranges if problems[range_] is None])
         return (
             f"{problem}. The rest of the batch, {rest}, is requested again by its owner"
             if rest
@@ -83,13 +86,17 @@ def _not_started(me: RunSnapshot) -> str:
 
 
 def _company(me: RunSnapshot, runs: tuple[RunSnapshot, ...]) -> str | None:
-    for other in runs:
-        shared = [
+    mine: defaultdict[TopicPartition, list[OffsetRange]] = defaultdict(list)
+    for range_ in me.ranges:
+        mine[range_.topic_partition].append(range_)
+    for other in (run for run in runs if run.run_id != me.run_id):
+        shared = sorted(
             range_
-            for range_ in me.ranges
-            if any(range_.overlaps(other_range) for other_range in other.ranges)
-        ]
-        if other.run_id != me.run_id and shared:
+            for other_range in other.ranges
+            for range_ in mine.get(other_range.topic_partition, ())
+            if range_.overlaps(other_range)
+        )
+        if shared:
             problem = _rival(other, me.batch_id, shared, runs)
             if problem:
                 return f"{problem} on {shared[0]}"
@@ -99,7 +106,7 @@ def _company(me: RunSnapshot, runs: tuple[RunSnapshot, ...]) -> str | None:
 def _rival(
     other: RunSnapshot, batch_id: str, shared: Iterable[OffsetRange], runs: tuple[RunSnapshot, ...]
 ) -> str:
-    """Why another run excludes this one; empty if it does not."""
+    """Why another run excludes this run; empty if it does not."""
     whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
     if not other.is_over and other.may_work:
         ended = (
@@ -120,10 +127,8 @@ def _is_done(
     other: RunSnapshot, shared: Iterable[OffsetRange], runs: tuple[RunSnapshot, ...]
 ) -> bool:
     """Whether the run succeeded on a range and later runs made all assets that it left out."""
-    return any(
-        not missing_assets(other, [run for run in runs if range_ in run.ranges])
-        for range_ in shared
-    )
+    index = RunIndex(runs)
+    return any(not missing_assets(other, index.of(other.batch_id, range_)) for range_ in shared)
 
 
 def _claim_problem(

@@ -1,9 +1,9 @@
 """Batches of streaming runs: a batch id names the run, the attempt and its interruptions.
 
 A streaming run is a member of the group and processes its own batches in one Dagster run. The batch
-id is stored in Kafka as the claim of the ranges, and is written before the work
-begins. So the next owner finds the run that has the claim, and a record that kills its process is
-not retried forever. The run stores a `BatchOutcome` only for claims that outlive its work.
+id is stored in Kafka as the claim of the ranges, before the work begins. So the next owner finds
+the run of the claim, and a record that kills the run's process is not retried forever. The run
+stores a `BatchOutcome` only for claims that outlive its work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ID = re.compile(
     r"s\.(?P<run>[A-Za-z0-9-]{1,40})\.(?P<number>[0-9]{1,12})\.(?P<attempt>[0-9]{1,6})"
 )
 _ONE_INTERRUPTION = 1_000_000_000
-"""Earlier versions, which count no interruptions, read both as one number."""
+"""Earlier versions, which count no interruptions, read the sum as one number."""
 _MOST_INTERRUPTIONS = 999
 _ATTEMPTS_SHOWN = 1_000
 """Limit that protects against forged batch ids."""
@@ -37,10 +37,10 @@ class BatchOutcome(enum.Enum):
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """The body raised: an attempt."""
+    """The asset function raised: an attempt."""
     INTERRUPTED = "dropped"
-    """The body was interrupted, because the run had to leave or lost the partition: not an attempt.
-    Earlier versions store the same text."""
+    """The asset function was interrupted, because the run had to leave or lost the partition: not
+    an attempt. Earlier versions store the same text."""
     DROPPED = "not begun"
     """The batch was not started, or a directive stopped its partition. Never stored: a claim
     without an outcome means the same once its run does not work on the partition."""
@@ -56,12 +56,12 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """Contents of the id of a batch.
+    """The parts of a batch id.
 
     Attributes:
         number: Distinguishes the batches of a run.
-        attempt: One above the failed attempts on its ranges.
-        interruptions: Interrupted batches on its ranges since the last failed attempt.
+        attempt: One more than the number of failed attempts on the ranges.
+        interruptions: Number of interrupted batches on the ranges since the last failed attempt.
     """
 
     run_id: str
@@ -75,7 +75,7 @@ class StreamBatch:
 
     @classmethod
     def parse(cls, batch_id: str) -> StreamBatch | None:
-        """Parse a batch id; None if it is not of a streaming run."""
+        """Parse a batch id; None if it does not belong to a streaming run."""
         match = _ID.fullmatch(batch_id)
         if match is None:
             return None
@@ -87,10 +87,10 @@ class StreamBatch:
     ) -> tuple[RunSnapshot, ...]:
         """Return the batch as runs: earlier failed attempts, interruptions, then its own run.
 
-        Without a stored outcome, the batch of a live run is working while the run may work on the
-        partition, and dropped otherwise. The batch of an ended run is dropped after an orderly end,
-        interrupted if the process ended itself because the body ignored its interruption, and
-        failed if the process died.
+        If no outcome is stored, the batch of a live run is in progress while the run is allowed to
+        process the partition, and dropped otherwise. The batch of an ended run is dropped if the
+        run ended normally, interrupted if the process exited because the asset function ignored its
+        interruption, and failed if the process died.
         """
         own = replace(
             run,
@@ -147,6 +147,12 @@ def batch_ids(run_id: str) -> Callable[..., str]:
     return lambda attempt, interruptions=0: str(
         StreamBatch(run_id, next(numbers), attempt, interruptions)
     )
+
+
+def number_of(batch_id: str) -> int:
+    """Return the number of a batch in its streaming run; 0 for other batches."""
+    batch = StreamBatch.parse(batch_id)
+    return 0 if batch is None else batch.number
 
 
 def is_batch_of(batch_id: str, run_id: str) -> bool:

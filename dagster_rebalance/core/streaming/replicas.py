@@ -1,8 +1,8 @@
 """Replicas: which streaming runs a sensor starts, and which it asks to leave.
 
 The decision follows from the runs that Dagster shows. In each slot the new run joins the group
-before the old one is asked to leave, and one run leaves at a time, so each revoke waits for one
-batch. A new version that never starts to work replaces nothing.
+before the old run is asked to leave, and one run leaves at a time, so each revoke waits for one
+batch. A new version that never starts to work replaces no run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LONG_LEAVE_S = 60.0
 _QUEUED_LIMIT_S = 60.0
-"""A run that is queued for longer may wait for the run that it is to replace."""
+"""If a run is queued for longer, it may wait for the run that it is to replace."""
 _READY_LIMIT_S = 30.0
 """A run that has been ready for this time counts as working. Kafka may leave all partitions with
 the old runs, and assigns none until they have left. A member that Kafka refuses ends sooner."""
@@ -31,10 +31,10 @@ class StreamingRun:
     Attributes:
         slot: The number of the replica; None if an operator launched it.
         created_at: Set by the database, perhaps in another time zone: use it for the order only.
-        ended_at: None while it is live.
-        has_joined: Whether Kafka has assigned partitions to it.
-        ready_since: When its member began to wait for partitions.
-        leaving_since: When it was asked to leave, or cancelled.
+        ended_at: None while the run is live.
+        has_joined: Whether Kafka has assigned partitions to the run.
+        ready_since: When the run's member began to wait for partitions.
+        leaving_since: When the run was asked to leave, or cancelled.
     """
 
     run_id: str
@@ -66,7 +66,7 @@ class Replicas:
 
     Attributes:
         max_run_s: The age at which a run is replaced.
-        leave_limit_s: How long the others wait for a leaving run, which may never end.
+        leave_limit_s: How long other runs wait for a leaving run, which may never end.
         backoff: How long a slot waits after failed runs.
     """
 
@@ -103,7 +103,7 @@ class Reconciliation:
 
 
 def reconcile(replicas: Replicas, runs: Iterable[StreamingRun], now: float) -> Reconciliation:
-    """Compare the wanted streaming runs with the newest ones, live and ended, in any order."""
+    """Compare the wanted streaming runs with the live and the newest ended runs, in any order."""
     runs = sorted(runs, key=lambda run: run.created_at)
     live = [run for run in runs if run.is_live]
     starts, notes = [], []
@@ -165,14 +165,14 @@ def _is_working(run: StreamingRun, now: float) -> bool:
 def _is_stuck(
     run: StreamingRun, live: Sequence[StreamingRun], replicas: Replicas, now: float
 ) -> bool:
-    """Whether a run may be queued behind the runs that it is to replace, while all of them work."""
+    """Whether a run may be queued until the runs that it replaces end, while all of them work."""
     working = sum(_is_working(other, now) and not other.is_leaving for other in live)
     queued_s = 0.0 if run.queued_at is None else now - run.queued_at
     return queued_s >= _QUEUED_LIMIT_S and working >= replicas.runs
 
 
 def _why_wait(before: Sequence[StreamingRun], replicas: Replicas, now: float) -> str:
-    """Why no run is started in a slot; empty when one is."""
+    """Why no run is started in a slot; empty if a run is started."""
     ended = [r for r in before if r.version == replicas.version and r.ended_at is not None]
     failed = []
     for run in reversed(ended):

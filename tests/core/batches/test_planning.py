@@ -172,7 +172,9 @@ def test_few_records_wait_until_max_wait() -> None:
     ("given", "streams", "waits"),
     [
         ((None, None), False, (1000, 30.0)),
-        ((None, None), True, (1, 0.0)),
+        ((None, None), True, (1000, 0.2)),
+        ((None, 0.0), True, (1, 0.0)),
+        ((1, None), True, (1, 0.0)),
         ((None, 0.0), False, (1, 0.0)),
         ((None, 5.0), False, (1000, 5.0)),
         ((None, 5.0), True, (1000, 5.0)),

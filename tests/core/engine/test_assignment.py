@@ -6,10 +6,10 @@ from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
-from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata
+from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, TopicPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from tests.core.story import play
-from tests.core.world import World, span, tp
+from tests.core.world import Member, World, span, tp
 from tests.story import stories
 
 SETTINGS = {"ONE_RUN": EngineSettings(limits=BatchLimits(max_runs_in_flight=1))}
@@ -55,7 +55,7 @@ start run2 | start run3 | succeed run2 | run run3 FAILED | wait 1 blue green
 commits = 0:100 | requests = b1.3 1[0,100)
 
 ## unrecorded_commit_is_recorded_once_by_the_next_owner
-join old 1 | tick STARTED | fails RecordCommit | succeed run1 | wait 1
+join old 1 | tick STARTED | fails RecordCommits | succeed run1 | wait 1
 offset 0 = 100 | recorded = none
 join heir 1
 recorded = 0[0,100) run1 late
@@ -84,6 +84,11 @@ commits = 0:100 | phase 1 = RESTORING
 """
 
 
+def read_parts(member: Member) -> list[frozenset[TopicPartition]]:
+    reads = [one for one in member.done if isinstance(one, commands.ReadStoredOffsets)]
+    return [frozenset(one.epochs) for one in reads]
+
+
 @stories(STORIES)
 def test_assignment(story: str) -> None:
     play(story, SETTINGS)
@@ -99,6 +104,55 @@ def test_commit_of_an_adopted_run_has_no_claim_time() -> None:
     script = play("join old 1 | tick STARTED | join heir 1 | succeed run1 | wait 1")
     (record,) = script.world.dagster.recorded
     assert (record.claim_to_commit_s, record.is_late) == (None, False)
+
+
+def test_many_partitions_are_restored_in_parts_while_the_first_ones_are_claimed() -> None:
+    script = play("world 1 1100 | join m 1100")
+    reads = [
+        at
+        for at, one in enumerate(script.member.done)
+        if isinstance(one, commands.ReadStoredOffsets)
+    ]
+    writes = [
+        at for at, one in enumerate(script.member.done) if isinstance(one, commands.WriteOffsets)
+    ]
+    assert [len(one) for one in read_parts(script.member)] == [500, 500, 100]
+    assert writes[0] < reads[1]
+    assert script.member.engine.has_settled
+
+
+def test_stored_offsets_without_an_answer_are_read_after_those_of_the_others() -> None:
+    """The storage may fail for the first ones."""
+    member = play("world 1 1100 | join m 0 | fails ReadStoredOffsets").member
+    member.feed(events.PartitionsAssigned(tuple(map(tp, range(1100)))))
+    member.world.wait(3.0, member)
+    first, second, third, again = read_parts(member)
+    assert [len(first), len(second), len(third)] == [500, 500, 100]
+    assert len(first | second | third) == 1100
+    assert again == first
+
+
+def test_stored_offsets_are_read_at_once_while_a_leader_is_silent() -> None:
+    """Each read would wait for the leader, whose partitions the answer lacks."""
+    member = play("world 1 1100 | join m 0 | fails ReadStoredOffsets").member
+    member.feed(events.PartitionsAssigned(tuple(map(tp, range(1100)))))
+    for _ in range(3):
+        member.feed(events.StoredOffsetsRead({}, {}))
+    assert [len(one) for one in read_parts(member)] == [500, 600]
+    member.world.wait(1.0, member)
+    assert [len(one) for one in read_parts(member)] == [500, 600, 1100]
+
+
+def test_next_stored_offsets_wait_for_the_runs_of_the_last_ones() -> None:
+    """Each read of stored offsets makes earlier reads of runs stale."""
+    script = play("world 1 600 | join m 0 | fails ReadRuns")
+    script.member.feed(events.PartitionsAssigned(tuple(map(tp, range(600)))))
+    script.play("wait 4.5")
+    assert len(read_parts(script.member)) == 1
+    script.play("wait 0.5")
+    assert len(read_parts(script.member)) == 2
+    script.play("answers | wait 1")
+    assert script.member.engine.has_settled
 
 
 def test_member_has_settled_when_it_has_claimed_available_records() -> None:
@@ -125,8 +179,8 @@ def test_late_answers_of_an_earlier_epoch_are_ignored() -> None:
             {tp(0): first.epoch, tp(9): 1},
             {tp(0): PartitionLookup(OffsetAndMetadata(77), Bounds(0, 100), LastRecorded(77))},
         ),
-        events.CommitRecorded(
-            commands.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None)
+        events.CommitsRecorded(
+            (commands.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None),)
         ),
         events.BoundsRead({tp(0): Bounds(0, 1)}),
     )

@@ -14,6 +14,7 @@ from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
+from dagster_rebalance.core.runs.retry import RetryBackoff
 from tests.core.story import Script, play
 from tests.core.world import span, tp
 from tests.story import stories
@@ -57,7 +58,7 @@ join heir 1 BASE | wait 1
 letters = orders-0-0-10, orders-0-0-10 | commits = 0:10
 
 ## next_owner_records_a_dead_letter_that_was_only_committed
-{JOIN} | fails RecordCommit | {EXHAUST} | wait 1
+{JOIN} | fails RecordCommits | {EXHAUST} | wait 1
 recorded = none
 join heir 1 BASE | wait 1
 recorded = 0[0,10) run2 late dead
@@ -133,7 +134,7 @@ def test_letter_names_the_failed_runs_and_comes_before_the_commit() -> None:
     assert member.given(commands.StoreDeadLetter) == [
         commands.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
     ]
-    kinds = ("StoreDeadLetter", "ReadRuns", "WriteOffsets", "RecordCommit")
+    kinds = ("StoreDeadLetter", "ReadRuns", "WriteOffsets", "RecordCommits")
     order = script.is_order("99", *kinds)
     assert order[order.index("StoreDeadLetter") :].startswith(" ".join(kinds))
 
@@ -145,7 +146,7 @@ def test_letter_is_requested_until_it_is_stored_or_its_partition_drains() -> Non
     script = exhausted()
     assert is_wanted(script.owned(), letter)
     assert not is_wanted(script.owned(), replace(letter, range=span(0, 10, 20)))
-    assert not is_wanted(replace(script.owned(), phase=Phase.DRAINING), letter)
+    assert not is_wanted(script.owned()._replace(phase=Phase.DRAINING), letter)
     assert not is_wanted(None, letter)
     script.play("fails ReadRuns | stored_letter")
     assert not is_wanted(script.owned(), letter)
@@ -235,7 +236,9 @@ def test_late_answer_changes_nothing(answer: str, case: str) -> None:
 
 
 def test_partition_without_known_bounds_is_judged_by_its_runs() -> None:
-    ledger = OffsetLedger(tp(0), 1, 0).claim("b1", 10).with_progress(1, FIRST, Exhausted(("r1",)))
+    ledger = (
+        OffsetLedger(tp(0), 1, 0).with_claim("b1", 10).with_progress(1, FIRST, Exhausted(("r1",)))
+    )
     owned = OwnedPartition(tp(0), 1, Phase.OWNED, ledger=ledger)
-    assert why_stopped(owned, "dead") is None
-    assert why_stopped(owned, None) is not None
+    assert why_stopped(owned, "dead", RetryBackoff()) is None
+    assert why_stopped(owned, None, RetryBackoff()) is not None

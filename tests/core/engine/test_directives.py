@@ -7,9 +7,10 @@ from dataclasses import replace
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.engine.dead_letter_policy import is_wanted
+from dagster_rebalance.core.engine.directive_cancels import DirectiveCancels
 from dagster_rebalance.core.model import commands
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from dagster_rebalance.core.partitions.owned import PendingWrite
+from dagster_rebalance.core.partitions.owned import OwnedPartition, PendingWrite
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
 from dagster_rebalance.core.runs.retry import RetryBackoff
@@ -219,7 +220,7 @@ def test_dead_letter_waits_for_the_resume_of_its_partition() -> None:
         SETTINGS,
     )
     (letter,) = script.world.kafka.letters
-    assert not is_wanted(replace(script.owned(), dead_letter=None), letter)
+    assert not is_wanted(script.owned()._replace(dead_letter=None), letter)
 
 
 def test_dead_letter_that_waits_for_its_error_is_dropped_by_a_pause() -> None:
@@ -262,8 +263,8 @@ def test_change_is_noted_once_for_all_partitions_of_a_directive() -> None:
 def test_revoke_of_a_restoring_partition_keeps_its_newer_directive() -> None:
     script = play("world 5 | join m 1 | wait 0.25 | order STOP")
     (directive,) = script.world.orders
-    before = replace(script.owned(), phase=Phase.OWNED)
-    taken_in = replace(before.with_directive(directive), phase=Phase.RESTORING, previous=before)
+    before = script.owned()._replace(phase=Phase.OWNED)
+    taken_in = before.with_directive(directive)._replace(phase=Phase.RESTORING, previous=before)
     assert taken_in.draining().directive == directive
 
 
@@ -274,18 +275,22 @@ def test_retry_ends_all_delays_but_not_of_ranges_with_a_dead_letter() -> None:
     )
     (entry,) = script.owned().entries
     assert entry.due_at == float("-inf"), "it is retried after the resume"
-    exhausted = replace(entry, progress=Exhausted(("r1",)), due_at=9.0)
+    exhausted = entry._replace(progress=Exhausted(("r1",)), due_at=9.0)
     ledger = script.owned().ledger
     assert ledger is not None
-    ledger = replace(ledger, entries=(exhausted,))
-    assert ledger.due_now(exhausted_too=False).entries == (exhausted,)
-    assert ledger.due_now(exhausted_too=True).entries[0].due_at == float("-inf")
+    ledger = ledger._replace(entries=(exhausted,))
+    assert ledger.with_all_due(exhausted_too=False).entries == (exhausted,)
+    assert ledger.with_all_due(exhausted_too=True).entries[0].due_at == float("-inf")
 
 
 def test_retry_repeats_a_refused_write() -> None:
     script = play("world 5 | stored 0 100 | join m 1 | wait 4")
     write = commands.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0))
     pending = PendingWrite(write, 5.0, resent_at=7.0, refused="no right")
-    tried = replace(script.owned(), pending=pending, ledger=None).due_now(exhausted_too=True)
+    tried = script.owned()._replace(pending=pending, ledger=None).with_all_due(exhausted_too=True)
     assert tried.pending is not None
     assert tried.pending.last_sent_at == float("-inf")
+
+
+def test_partition_without_a_directive_cancels_nothing() -> None:
+    assert list(DirectiveCancels(1.0).due([OwnedPartition(tp(0), 1)], 0.0)) == []

@@ -49,7 +49,7 @@ released = none | held = 0
 succeed run1 | wait 0.25
 outcomes = revoke drained | receipt committed = 0:100 | receipt run_ids = run1
 receipt seconds = 5.25 | owns = none
-order 3 WriteOffsets RecordCommit RecordReceipt = WriteOffsets RecordCommit RecordReceipt
+order 3 WriteOffsets RecordCommits RecordReceipt = WriteOffsets RecordCommits RecordReceipt
 
 ## commit_in_hold_names_the_log_that_its_run_has_read
 # The log was truncated before the revoke, and the member has not read it since.
@@ -422,7 +422,7 @@ def test_run_is_waited_for_after_another_client_has_moved_the_offset() -> None:
     script = play("at_work 1 BASE | revoke 0", SETTINGS)
     owned = script.member.engine.partitions[tp(0)]
     pending = owned.claim_write("b9", 500, script.world.now)
-    script.member.engine.partitions[tp(0)] = replace(owned, pending=pending)
+    script.member.engine.partitions[tp(0)] = owned._replace(pending=pending)
     failed = ((pending.write, events.WriteFailure.CHANGED),)
     script.member.feed(events.OffsetsWritten((), failed))
     script.play("wait 5 | released = none | succeed run1 | wait 2 | released = 0 | commits = none")

@@ -115,7 +115,7 @@ def test_resumed_partition_with_an_unverified_leader_has_no_backlog() -> None:
     """A stopped partition is not restored at each election."""
     owned = at_the_end().owned()
     for epoch, is_planned in ((1, True), (2, False)):
-        grown = replace(owned, bounds=Bounds(0, 40, epoch), backlog_since=0.0)
+        grown = owned._replace(bounds=Bounds(0, 40, epoch), backlog_since=0.0)
         assert (grown.backlog is not None) is is_planned
 
 
@@ -135,9 +135,18 @@ def test_first_position_names_its_log() -> None:
 def test_commit_after_a_rewind_is_recorded_late() -> None:
     """Older commits are recorded with higher offsets."""
     at_the_end().play("""
-        stored 0 5 | join m 1 SMALL | fails RecordCommit | wait 5 | tick | start run2 | succeed run2
-        wait 5
+        stored 0 5 | join m 1 SMALL | fails RecordCommits | wait 5 | tick | start run2
+        succeed run2 | wait 5
         offset 0 = 15
         join other 1 SMALL | wait 5
         recorded = 0[0,20) run1, 0[5,15) run2 late
     """)
+
+
+def test_first_position_of_a_recreated_topic_is_read_again() -> None:
+    """A topic may be recreated while its member waits for Dagster's storage before the write."""
+    script = play("world 20 | topic_id id-1 | join m 0 LATEST | fails ReadRuns", SETTINGS)
+    script.play("assign 0 | wait 5 | phase = RESTORING | offset 0 = none")
+    script.world.kafka.bounds[tp(0)] = Bounds(0, 5)
+    script.play("topic_id id-2 | answers | wait 5 | phase = OWNED | offset 0 = 5")
+    assert log(script) == Log("id-2")

@@ -10,19 +10,23 @@ import pytest
 
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.engine.claimed_work import ClaimedWork
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
 from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
+from dagster_rebalance.core.revokes.hold import HeldPartitions
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids
 from tests.core.world import ENDED, Member, World, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.model.run_snapshot import BatchRequest
+    from dagster_rebalance.core.partitions.owned import OwnedPartition
+    from dagster_rebalance.core.revokes.hold import Hold
 
 PARTITIONS = 3
 BASE = EngineSettings(
@@ -58,11 +62,40 @@ class WatchedEngine(Engine):
         return is_quiet
 
 
+class RestlessHolds(HeldPartitions):
+    """Holds that skip no step and no partition."""
+
+    def advance(self, now: float) -> Iterable[commands.Command]:
+        self._advanced = ((), 0, float("-inf"))
+        return super().advance(now)
+
+    def _unfinished(self, hold: Hold) -> list[OwnedPartition]:
+        return self._partitions.known(hold.epochs)
+
+
 class RestlessEngine(Engine):
-    """An engine that skips no decision."""
+    """An engine that skips no decision and no partition."""
+
+    def __init__(
+        self, settings: EngineSettings, *, new_batch_id: Callable[..., str], now: float
+    ) -> None:
+        super().__init__(settings, new_batch_id=new_batch_id, now=now)
+        self._held = RestlessHolds(settings, self.partitions, self._streaming)
 
     def _is_quiet(self, _now: float) -> bool:
         return False
+
+    def _due(self, now: float) -> list[OwnedPartition]:
+        super()._due(now)
+        return list(self.partitions.values())
+
+    def _concerned(self, _batch_ids: Iterable[str], _now: float) -> list[OwnedPartition]:
+        return list(self.partitions.busy)
+
+    @property
+    def _due_requests(self) -> tuple[BatchRequest, ...]:
+        self._claimed_work = ClaimedWork(self.settings, self.partitions)
+        return super()._due_requests
 
 
 def disturb(member: Member, random: Random) -> None:
@@ -95,7 +128,7 @@ def disturb(member: Member, random: Random) -> None:
             failing: list[set[type[commands.Command]]] = [
                 set(),
                 {commands.WriteOffsets},
-                {commands.RecordCommit},
+                {commands.RecordCommits},
                 {commands.StoreDeadLetter},
             ]
             member.fails = random.choice(failing)
@@ -132,6 +165,9 @@ def commands_of(seed: int, settings: EngineSettings, kind: type[Engine]) -> tupl
             given.append((world.now, engine.claimed))
     member.feed(events.RevokeRequested((tp(0),)))
     given.append((world.now, tuple(member.done)))
+    for _ in range(100):
+        world.now += 0.3
+        given.append((world.now, tuple(member.pass_time())))
     return engine, given
 
 
@@ -241,7 +277,7 @@ DUE: dict[str, tuple[Callable[[Quiet], None], EngineSettings, type[commands.Comm
     "joined commits are recorded": (
         deferred_record,
         replace(SLOW, record_every_s=77.9),
-        commands.RecordCommit,
+        commands.RecordCommits,
     ),
     "few records are claimed": (few_records, SLOW, commands.WriteOffsets),
     "unanswered letter is stored again": (unanswered_letter, LETTERS, commands.StoreDeadLetter),

@@ -28,6 +28,8 @@ from tests.core.world import span, tp
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import pytest
+
 NOW = 100.0
 
 
@@ -44,7 +46,7 @@ def owned(
     """A partition at offset 0 with claims (batch id, until, progress)."""
     ledger = OffsetLedger(tp(number), 1, 0)
     for batch_id, until, progress in work:
-        ledger = ledger.claim(batch_id, until)
+        ledger = ledger.with_claim(batch_id, until)
         ledger = ledger.with_progress(1, ledger.entries[-1].range, progress, due_at=due_at)
     return OwnedPartition(tp(number), 1, phase, stored=encode(StoredPartition(0)), ledger=ledger)
 
@@ -159,14 +161,15 @@ def test_unsubmitted_run_of_the_former_batch_is_requested() -> None:
         1,
         Phase.OWNED,
         stored=encode(StoredPartition(0)),
-        ledger=OffsetLedger(tp(0), 1, 0).claim("s.r7.1.1", 9, taken_from="b"),
+        ledger=OffsetLedger(tp(0), 1, 0).with_claim("s.r7.1.1", 9, previous_batch_id="b"),
     )
     assert due_requests([taken]) == ()
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     assert taken.ledger is not None
-    taken = replace(taken, ledger=taken.ledger.with_progress(1, span(0, 0, 9), again))
+    taken = taken._replace(ledger=taken.ledger.with_progress(1, span(0, 0, 9), again))
     assert due_requests([taken]) == (BatchRequest("b", 2, run.ranges),)
-    assert run_requests.requested_range(taken, due_requests([taken]), NOW) == (
+    requested = run_requests.requested_ranges(due_requests([taken]))
+    assert run_requests.requested_range(taken, requested, NOW) == (
         span(0, 0, 9),
         BatchRequest("b", 2, run.ranges),
     )
@@ -176,7 +179,7 @@ def test_unsubmitted_run_with_a_paused_partition_is_not_requested() -> None:
     run = RunSnapshot("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     pause = Directive(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
-    mine, paused = owned(0, ("b", 9, again)), replace(owned(1, ("b", 5, again)), directive=pause)
+    mine, paused = owned(0, ("b", 9, again)), owned(1, ("b", 5, again))._replace(directive=pause)
     assert due_requests([mine, paused], directives=[pause]) == ()
     assert due_requests([mine], directives=[pause]) == ()
     resume = replace(pause, action=Action.RESUME)
@@ -186,12 +189,12 @@ def test_unsubmitted_run_with_a_paused_partition_is_not_requested() -> None:
 def test_batch_with_a_pending_claim_is_not_requested() -> None:
     written = owned(0, ("b", 9, ToRequest()))
     unwritten = owned(1)
-    unwritten = replace(unwritten, pending=unwritten.claim_write("b", 5, now=0.0))
+    unwritten = unwritten._replace(pending=unwritten.claim_write("b", 5, now=0.0))
     assert due_requests([written, unwritten]) == ()
     assert due_requests([written, owned(1, ("b", 5, ToRequest()))]) == (
         BatchRequest("b", 1, (span(0, 0, 9), span(1, 0, 5))),
     )
-    assert due_requests([written, replace(unwritten, phase=Phase.DRAINING)]) == (
+    assert due_requests([written, unwritten._replace(phase=Phase.DRAINING)]) == (
         BatchRequest("b", 1, (span(0, 0, 9),)),
     )
 
@@ -209,8 +212,8 @@ def test_batches_in_flight_are_those_that_take_room() -> None:
         ),
         owned(2, ("draining", 1, InFlight(("r",))), ("left", 2, ToRequest()), phase=Phase.DRAINING),
         owned(3, ("done", 1, Succeeded("r"))),
-        replace(pending, pending=pending.claim_write("claiming", 5, now=0.0)),
-        replace(pending, pending=pending.first_write(0.0)),
+        pending._replace(pending=pending.claim_write("claiming", 5, now=0.0)),
+        pending._replace(pending=pending.first_write(0.0)),
     ]
     assert run_requests.batches_in_flight(partitions, NOW) == {
         "requested",
@@ -218,3 +221,15 @@ def test_batches_in_flight_are_those_that_take_room() -> None:
         "draining",
         "claiming",
     }
+
+
+def test_directives_are_compared_once_with_an_unsubmitted_run_of_many_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spans, asked = tuple(span(number, 0, 5) for number in range(50)), []
+    run = RunSnapshot("r1", "b", spans, RunState.CREATED, attempt=1)
+    monkeypatch.setattr(run_requests, "in_force", lambda *which: asked.append(which))
+    again = InFlight(("r1",), ("r1",), unsubmitted=run)
+    partitions = [owned(number, ("b", 5, again)) for number in range(50)]
+    assert due_requests(partitions) == (BatchRequest("b", 1, spans),)
+    assert len(asked) == len(spans)

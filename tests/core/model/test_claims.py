@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -18,9 +19,11 @@ from dagster_rebalance.core.model.claims import (
     decode,
     encode,
 )
+from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.commit_requests import MAX_METADATA_BYTES
 from dagster_rebalance.core.model.errors import ClaimError, IllegalStateError
 from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata
+from dagster_rebalance.core.partitions.unrecorded import Unrecorded
 from tests.core.world import span, tp
 
 TOPIC_ID = "pFxV/CY9R+ucSC3puC7PuA"
@@ -38,11 +41,11 @@ def stored_partitions(draw: st.DrawFn) -> StoredPartition:
     for length in lengths:
         until += length
         claims.append(Claim(until, draw(ids)))
-    last = (
-        LastCommit(draw(st.integers(0, offset - 1)), draw(ids), draw(ids), draw(st.booleans()))
-        if offset > 0 and draw(st.booleans())
-        else None
+    starts = sorted(draw(st.sets(st.integers(0, offset - 1), max_size=4))) if offset > 0 else []
+    commits = tuple(
+        LastCommit(start, draw(ids), draw(ids), draw(st.booleans())) for start in starts
     )
+    last = replace(commits[-1], earlier=commits[:-1]) if commits else None
     epoch = draw(st.none() | st.integers(0, 2**31 - 1))
     return StoredPartition(
         offset, tuple(claims), last, Log(draw(st.sampled_from(["", TOPIC_ID])), epoch)
@@ -87,7 +90,7 @@ def test_decode_with_valid_checksum_and_any_fields_returns_or_raises_claim_error
         ("dr1 zzzzzzzz {}", "not written by dagster_rebalance"),
         (
             _sealed({}, version="3"),
-            "format version 3, this release reads versions up to 2: upgrade it",
+            "format version 3, this release reads versions up to 2: upgrade dagster-rebalance",
         ),
         (_sealed({}, version="2"), "fields of a claim"),
         (_sealed({"o": "5"}, version="2"), "fields of a claim"),
@@ -112,14 +115,17 @@ def test_decode_with_valid_checksum_and_any_fields_returns_or_raises_claim_error
         (_sealed({"l": [1, "b", None]}), "fields of a claim"),
         (_sealed({"l": [1, "b", "r", 2]}), "fields of a claim"),
         (_sealed({"l": [1, "b", "r", 1, 1]}), "fields of a claim"),
+        (_sealed('{"l": [1, "b"], "l": [2, "b", "r"]}'), "fields of a claim"),
+        (_sealed('{"c": [], "c": []}'), "fields of a claim"),
+        (_sealed('{"l": [3, "b", "r"], "l": [2, "b", "r"]}'), "the last commits do not grow"),
         (
             _sealed({"c": [[5, "b"]]}),
             (
                 r"does not fit the committed offset 5: "
-                r"the claims do not grow from the offset: \(5, 5\)"
+                r"the claims are not in ascending order from the offset: \(5, 5\)"
             ),
         ),
-        (_sealed({"c": [[9, "b"], [8, "c"]]}), "the claims do not grow"),
+        (_sealed({"c": [[9, "b"], [8, "c"]]}), "the claims are not in ascending order"),
         (_sealed({"c": [[9, "a b"]]}), "'a b' is not an id"),
         (
             _sealed({"l": [5, "b", "r"]}),
@@ -137,8 +143,8 @@ def test_decode_of_invalid_metadata_raises_claim_error_with_reason(text: str, re
     ("stored", "reason"),
     [
         (StoredPartition(-1), "the offset -1 is negative"),
-        (StoredPartition(5, (Claim(5, "b"),)), "do not grow"),
-        (StoredPartition(5, (Claim(9, "b"), Claim(7, "c"))), "do not grow"),
+        (StoredPartition(5, (Claim(5, "b"),)), "not in ascending order"),
+        (StoredPartition(5, (Claim(9, "b"), Claim(7, "c"))), "not in ascending order"),
         (StoredPartition(5, (Claim(9, "ü"),)), "'ü' is not an id"),
         (StoredPartition(5, (), LastCommit(-1, "b", "r")), "the last commit starts at -1"),
         (
@@ -165,8 +171,23 @@ def test_claim_starts_at_end_of_previous_claim() -> None:
 def test_maximum_number_of_claims_fits_metadata() -> None:
     start = 2**63 - 1 - MOST_CLAIMS
     claims = tuple(Claim(start + n, "b" * 64) for n in range(1, MOST_CLAIMS + 1))
-    last = LastCommit(start - 1, "b" * 64, "r" * 64, is_dead_letter=True)
-    encode(StoredPartition(start, claims, last, Log(TOPIC_ID, 2**31 - 1)))
+    before = LastCommit(start - 1, "b" * 64, "r" * 64, is_dead_letter=True)
+    for claimed in range(1, MOST_CLAIMS + 1):
+        commit = RecordCommit(span(0, 0, 1), 1, "b", "r", 0, None, None, is_late=True)
+        parts = 1
+        while Unrecorded((commit,) * parts).has_room(claimed, is_dead_letter=True):
+            parts += 1
+        assert parts >= 2
+        earlier = tuple(replace(before, start=start - parts + n) for n in range(parts - 1))
+        last = replace(before, earlier=earlier)
+        encode(StoredPartition(start, claims[:claimed], last, Log(TOPIC_ID, 2**31 - 1)))
+
+
+def test_earlier_release_reads_the_last_part_of_the_last_commits() -> None:
+    """It refuses unknown fields, and keeps the last of several fields with one name."""
+    last = LastCommit(7, "b", "r", earlier=(LastCommit(1, "a", "q"),))
+    body = encode(StoredPartition(9, (), last)).metadata.split(" ", 2)[2]
+    assert json.loads(body) == {"l": [7, "b", "r"], "o": 9}
 
 
 def test_decode_of_metadata_copied_to_another_offset_raises() -> None:
@@ -174,7 +195,7 @@ def test_decode_of_metadata_copied_to_another_offset_raises() -> None:
     written = encode(StoredPartition(1000, (Claim(1100, "b"),)))
     with pytest.raises(
         ClaimError,
-        match=r"written beside offset 1000, but is stored beside 950: .*MirrorMaker",
+        match=r"committed with offset 1000, but is stored with 950: .*MirrorMaker",
     ):
         decode(OffsetAndMetadata(950, written.metadata))
 
@@ -184,6 +205,19 @@ def test_decode_reads_previous_format() -> None:
     assert decode(OffsetAndMetadata(5, text)) == StoredPartition(
         5, (Claim(9, "b"),), LastCommit(1, "a", "r")
     )
+
+
+@pytest.mark.parametrize(
+    ("claim", "text"),
+    [
+        (Claim(130, "s.r1.2.1", is_early=True), '[130,"s.r1.2.0"]'),
+        (Claim(130, "s.r2.1.1", "s.r1.2.1", is_early=True), '[130,"s.r2.1.1","s.r1.2.0"]'),
+    ],
+)
+def test_early_claim_is_stored_as_attempt_0_of_its_batch(claim: Claim, text: str) -> None:
+    stored = StoredPartition(120, (claim,))
+    assert text in encode(stored).metadata
+    assert decode(encode(stored)) == stored
 
 
 def test_claimed_until_is_end_of_last_claim() -> None:

@@ -1,10 +1,14 @@
-"""Phrases of commands."""
+"""Phrases of commands, and the comparison of writes with what Kafka stores."""
 
 from __future__ import annotations
 
 from typing import get_args
 
+import pytest
+
 from dagster_rebalance.core.model import commands
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata
+from tests.core.world import tp
 
 
 def test_each_command_has_a_distinct_phrase() -> None:
@@ -12,3 +16,22 @@ def test_each_command_has_a_distinct_phrase() -> None:
     phrases = [command.doing for command in kinds]
     assert len(set(phrases)) == len(kinds)
     assert not [phrase for phrase in phrases if not phrase.split()[0].endswith("ing")]
+
+
+@pytest.mark.parametrize(
+    ("expected", "topic_id", "found", "is_due"),
+    [
+        (None, "old", {"orders": "new"}, False),
+        (None, "old", {"orders": "old"}, True),
+        (None, "old", {}, True),
+        (None, "", {"orders": "new"}, True),
+        (OffsetAndMetadata(5), "old", {"orders": "new"}, True),
+    ],
+)
+def test_first_write_is_due_unless_its_topic_was_recreated(
+    expected: OffsetAndMetadata | None, topic_id: str, found: dict[str, str], *, is_due: bool
+) -> None:
+    write = commands.OffsetWrite(tp(0), 1, expected, OffsetAndMetadata(7), topic_id)
+    ids = {topic: found.get(topic, topic_id) for topic in commands.topics_to_verify([write])}
+    result = commands.sort_writes([write], {tp(0): expected}, ids)
+    assert (result.due, result.changed) == (([write], []) if is_due else ([], [write]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from dagster_rebalance.core.model.errors import (
     BrokerError,
@@ -14,7 +16,9 @@ from dagster_rebalance.core.model.offsets import (
     OffsetRange,
     TopicPartition,
     is_topic_name,
+    listed,
     next_offset,
+    parse_listed,
     parse_partitions,
 )
 from tests.core.world import span, tp
@@ -77,3 +81,25 @@ def test_parse_partitions_ignores_other_values() -> None:
     names = ["orders-3", "a-b-0", "orders", 7, "orders-x", "-1", "orders-12345678901"]
     assert list(parse_partitions(names)) == [tp(3), TopicPartition("a-b", 0)]
     assert list(parse_partitions("orders-3")) == list(parse_partitions(None)) == []
+
+
+@given(
+    st.frozensets(st.builds(TopicPartition, st.sampled_from(["a", "a-1..2"]), st.integers(0, 300)))
+)
+@example(frozenset(map(tp, range(300))) - {tp(7), tp(100), tp(102)})
+def test_listed_partitions_are_parsed_again(partitions: frozenset[TopicPartition]) -> None:
+    assert frozenset(parse_listed(listed(partitions))) == partitions
+
+
+def test_listed_names_spans_of_more_than_a_hundred_partitions() -> None:
+    assert listed(map(tp, range(100))) == [f"orders-{number}" for number in range(100)]
+    assert listed(map(tp, (*range(100), 200))) == ["orders-0..99", "orders-200"]
+    assert listed(map(tp, (*range(99), 200, 201))) == ["orders-0..98", "orders-200", "orders-201"]
+
+
+def test_parse_listed_ignores_other_values() -> None:
+    assert list(parse_listed(["orders-3..4", "orders-9..1", "orders-0..9999999999", 7])) == [
+        tp(3),
+        tp(4),
+    ]
+    assert list(parse_listed("orders-3")) == []

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_rebalance.core.model.errors import BrokerError, ClaimError, ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition
-from dagster_rebalance.core.model.printable import escaped, one_line
+from dagster_rebalance.core.model.printable import Reason, escaped, one_line
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 
@@ -37,3 +37,15 @@ def test_error_message_has_no_escape_sequence() -> None:
     reasons = {TopicPartition("orders", 0): ESCAPE}
     error = BrokerError(ESCAPE, partitions=reasons)
     assert (str(error), list(error.partitions.values())) == (escaped(ESCAPE), [escaped(ESCAPE)])
+
+
+def test_reason_is_one_text_that_keeps_problem_and_remedy() -> None:
+    reason = Reason("orders-3: 3 attempts failed", "Fix the cause")
+    assert reason == "orders-3: 3 attempts failed. Fix the cause"
+    assert (reason.problem, reason.remedy) == ("orders-3: 3 attempts failed", "Fix the cause")
+    assert Reason.of(reason) is reason
+
+
+def test_reason_of_a_plain_text_has_no_remedy() -> None:
+    reason = Reason.of("the directives cannot be read. Odd")
+    assert (reason, reason.problem, reason.remedy) == (reason.problem, reason.problem, "")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.batches.engine_settings import ForeignMetadata
-from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.claims import LastCommit, StoredPartition, decode, encode
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.events import PartitionLookup
+from dagster_rebalance.core.model.events import LastRecorded, PartitionLookup
 from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.operators.reset_offsets import GroupWork, plan_moves, unreadable
@@ -64,6 +64,32 @@ def test_move_may_repeat_offsets_of_the_output(
 ) -> None:
     (move,) = plan_moves({tp(0): offset}, {tp(0): found}, {tp(0): claims})
     assert move.may_repeat is may_repeat
+
+
+@pytest.mark.parametrize("offset", [20, 50, 100])
+@pytest.mark.parametrize(
+    ("recorded", "ranges"),
+    [
+        (None, [(10, 30), (30, 50)]),
+        (LastRecorded(30, "run-1"), [(30, 50)]),
+        (LastRecorded(50, "run-2"), []),
+        (LastRecorded(50, "run-3"), [(10, 30), (30, 50)]),
+    ],
+)
+def test_move_has_the_commits_that_only_the_old_metadata_names(
+    recorded: LastRecorded | None, ranges: list[tuple[int, int]], offset: int
+) -> None:
+    last = LastCommit(30, "b-2", "run-2", earlier=(LastCommit(10, "b-1", "run-1"),))
+    found = replace(FOUND, stored=encode(StoredPartition(50, last_commit=last)), recorded=recorded)
+    (move,) = plan_moves({tp(0): offset}, {tp(0): found}, {})
+    assert [(one.range.start, one.range.until) for one in move.unrecorded] == ranges
+    assert all(one.is_late for one in move.unrecorded)
+
+
+@pytest.mark.parametrize("stored", [None, OffsetAndMetadata(50), OffsetAndMetadata(50, "foreign")])
+def test_move_without_a_note_has_no_commits(stored: OffsetAndMetadata | None) -> None:
+    (move,) = plan_moves({tp(0): 20}, {tp(0): replace(FOUND, stored=stored)}, {})
+    assert move.unrecorded == ()
 
 
 @pytest.mark.parametrize("offset", [9, 101])

@@ -29,7 +29,7 @@ def ledger(*untils: int) -> OffsetLedger:
     """A ledger at offset 0 with claims that end at `untils`, of batches b0, b1 ..."""
     result = OffsetLedger(tp(0), EPOCH, 0)
     for number, until in enumerate(untils):
-        result = result.claim(f"b{number}", until, claimed_at=5.0)
+        result = result.with_claim(f"b{number}", until, claimed_at=5.0)
     return result
 
 
@@ -46,7 +46,7 @@ def test_commits_follow_offset_order(lengths: list[int], random: object) -> None
         while (due := book.committable) is not None:
             assert due.range.start == book.next_offset
             assert due.range.start in succeeded
-            book = book.committed(due)
+            book = book.after_commit(due)
     assert book.next_offset == untils[-1]
     assert not book.entries
 
@@ -56,13 +56,13 @@ def test_range_finished_out_of_order_waits_for_previous() -> None:
     assert book.committable is None
     late = book.entries[1]
     with pytest.raises(IllegalStateError, match=r"\[10, 20\) cannot be committed at offset 0"):
-        book.committed(late)
+        book.after_commit(late)
 
 
 def test_commit_of_unfinished_range_raises() -> None:
     book = ledger(10)
     with pytest.raises(IllegalStateError, match="is not done"):
-        book.committed(book.entries[0])
+        book.after_commit(book.entries[0])
 
 
 def test_progress_of_another_epoch_is_ignored() -> None:
@@ -98,19 +98,39 @@ def test_ledger_has_live_and_unstarted_runs() -> None:
 )
 def test_reclaimed_range_numbers_attempts_by_failures(progress: Progress, after: Progress) -> None:
     book = (
-        OffsetLedger(tp(0), EPOCH, 0).claim("b0", 10).with_progress(EPOCH, span(0, 0, 10), progress)
+        OffsetLedger(tp(0), EPOCH, 0)
+        .with_claim("b0", 10)
+        .with_progress(EPOCH, span(0, 0, 10), progress)
     )
-    (entry,) = book.reclaimed(span(0, 0, 10), "s.r1.1.3", 5.0).entries
+    (entry,) = book.with_reassigned(span(0, 0, 10), "s.r1.1.3", 5.0).entries
     assert (entry.progress, entry.batch_id, entry.claimed_at) == (after, "s.r1.1.3", 5.0)
-    assert entry.taken_from == book.entries[0].batch_id
-    assert entry.reassigned("s.r1.2.4", 6.0).taken_from == "", "the own one before it is over"
+    assert entry.previous_batch_id == book.entries[0].batch_id
+
+
+def test_range_is_not_reassigned_before_the_runs_of_its_former_batch_are_read() -> None:
+    book = (
+        OffsetLedger(tp(0), EPOCH, 0)
+        .with_claim("b0", 10)
+        .with_reassigned(span(0, 0, 10), "s.r1.1.1", 5.0)
+    )
+    with pytest.raises(IllegalStateError, match=r"orders-0 \[0, 10\).* runs of b0 may still"):
+        book.with_reassigned(span(0, 0, 10), "s.r1.2.2", 6.0)
+    (entry,) = (
+        book.with_completed_reassignment(span(0, 0, 10), ToRequest())
+        .with_reassigned(span(0, 0, 10), "s.r1.2.2", 6.0)
+        .entries
+    )
+    assert (entry.batch_id, entry.previous_batch_id) == ("s.r1.2.2", ""), "its own run has ended"
 
 
 def test_done_range_keeps_its_former_batch() -> None:
-    book = OffsetLedger(tp(0), EPOCH, 0).claim("s.r1.1.1", 10, taken_from="b1")
-    assert book.taken_over(span(0, 0, 10), ToRequest()).entries[0].taken_from == ""
+    book = OffsetLedger(tp(0), EPOCH, 0).with_claim("s.r1.1.1", 10, previous_batch_id="b1")
+    assert (
+        book.with_completed_reassignment(span(0, 0, 10), ToRequest()).entries[0].previous_batch_id
+        == ""
+    )
     done = book.with_progress(EPOCH, span(0, 0, 10), Succeeded("run1"))
-    assert done.taken_over(span(0, 0, 10), ToRequest()) == done
+    assert done.with_completed_reassignment(span(0, 0, 10), ToRequest()) == done
 
 
 def test_blocked_is_first_exhausted_range() -> None:
@@ -124,7 +144,7 @@ def test_dead_lettered_range_stays_done() -> None:
     assert book.with_progress(EPOCH, span(0, 0, 10), InFlight(("r4",))) == book
     (entry,) = book.entries
     assert (book.committable, entry.completed_by, entry.is_dead_letter) == (entry, "r3", True)
-    assert book.committed(entry).next_offset == 10
+    assert book.after_commit(entry).next_offset == 10
 
 
 def test_new_claim_starts_at_end_of_last_claim() -> None:

@@ -28,7 +28,7 @@ def said(world: World, member: Member) -> str:
 
 def test_open_transaction_is_explained() -> None:
     world, member = behind_a_transaction()
-    assert "30 offsets wait behind a transaction that has been open at offset 0 for 4 s" in said(
+    assert "30 offsets wait for a transaction that has been open at offset 0 for 4 s" in said(
         world, member
     )
     world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], high_watermark=None)
@@ -47,7 +47,7 @@ def test_hanging_transaction_stops_partition_until_aborted() -> None:
     world, member = behind_a_transaction()
     world.wait(LONGER_THAN_BROKERS_ALLOW_S, member, step=5)
     (shown,) = member.shown
-    assert "30 records wait behind a transaction that has been open at offset 0" in shown[1]
+    assert "30 records wait for a transaction that has been open at offset 0" in shown[1]
     assert "kafka-transactions abort" in shown[1]
     world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], until=31, high_watermark=31)
     member.tick()

@@ -27,10 +27,23 @@ from dagster_rebalance.core.partitions.recovery import (
     position_to_verify,
     restore,
 )
+from dagster_rebalance.core.partitions.unrecorded import NOTHING, Unrecorded
 from tests.core.world import span, tp
 
 BOUNDS = Bounds(0, 500)
 LAST = LastCommit(100, "b", "r1")
+LATE = RecordCommit(
+    span(0, 100, 120),
+    epoch=4,
+    batch_id="b",
+    run_id="r1",
+    lag=380,
+    claim_to_commit_s=None,
+    drain_s=None,
+    is_late=True,
+)
+EARLIER = replace(LATE, range=span(0, 80, 100), batch_id="a", run_id="r0")
+IN_PARTS = encode(StoredPartition(120, (), replace(LAST, earlier=(LastCommit(80, "a", "r0"),))))
 COMMITTED = encode(StoredPartition(120, (), LAST))
 
 
@@ -62,7 +75,7 @@ def test_restore_builds_ledger_from_claims() -> None:
         (span(0, 130, 140), "y", None),
     ]
     assert owned.last_commit == LAST
-    assert (owned.lag, owned.unrecorded) == (380, None)
+    assert (owned.lag, owned.unrecorded) == (380, NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +91,8 @@ def test_restore_without_commit_starts_at_setting(start_from: StartFrom, offset:
 def test_unrecorded_dead_letter_is_restored_as_such() -> None:
     owned = taken(encode(StoredPartition(120, (), replace(LAST, is_dead_letter=True))))
     assert isinstance(owned, OwnedPartition)
-    assert owned.unrecorded is not None
-    assert (owned.unrecorded.is_dead_letter, owned.unrecorded.run_id) == (True, "r1")
+    (record,) = owned.unrecorded.parts
+    assert (record.is_dead_letter, record.run_id) == (True, "r1")
 
 
 @pytest.mark.parametrize(
@@ -89,29 +102,39 @@ def test_unrecorded_commit_is_restored(recorded: LastRecorded | None) -> None:
     """After a rewind, older commits are recorded with higher or equal offsets."""
     owned = taken(COMMITTED, recorded)
     assert isinstance(owned, OwnedPartition)
-    assert owned.unrecorded == RecordCommit(
-        span(0, 100, 120),
-        epoch=4,
-        batch_id="b",
-        run_id="r1",
-        lag=380,
-        claim_to_commit_s=None,
-        drain_s=None,
-        is_late=True,
-    )
+    assert owned.unrecorded == Unrecorded((LATE,))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "left"),
+    [
+        (None, (EARLIER, LATE)),
+        (LastRecorded(80, "r9"), (EARLIER, LATE)),
+        (LastRecorded(100, "r0"), (LATE,)),
+        (LastRecorded(100, "r9"), (EARLIER, LATE)),
+        (LastRecorded(120, "r1"), ()),
+        (LastRecorded(120, ""), ()),
+    ],
+)
+def test_commits_noted_in_parts_are_restored_after_the_last_recorded_one(
+    recorded: LastRecorded | None, left: tuple[RecordCommit, ...]
+) -> None:
+    owned = taken(IN_PARTS, recorded)
+    assert isinstance(owned, OwnedPartition)
+    assert owned.unrecorded.parts == left
 
 
 @pytest.mark.parametrize("run_id", ["r1", ""])
 def test_recorded_commit_is_not_recorded_again(run_id: str) -> None:
     owned = taken(COMMITTED, LastRecorded(120, run_id))
     assert isinstance(owned, OwnedPartition)
-    assert owned.unrecorded is None
+    assert not owned.unrecorded
 
 
 def test_moved_offset_is_kept_and_noted() -> None:
     owned = taken(OffsetAndMetadata(50), LastRecorded(120))
     assert isinstance(owned, OwnedPartition)
-    assert owned.unrecorded is None
+    assert not owned.unrecorded
     note = moved_offset_note(owned, LastRecorded(120))
     assert note is not None
     assert note.text == (
@@ -224,7 +247,15 @@ def test_vanished_offset_is_refused(start_from: StartFrom) -> None:
         "commits up to 300" in refused.reason
     )
     assert "dagster-rebalance reset orders:0 --to-offset 300 --yes" in refused.reason
-    assert "wipe the materialisations of its offsets asset in Dagster" in refused.reason
+    assert "wipe the materializations of its offsets asset in Dagster" in refused.reason
+
+
+def test_vanished_offset_behind_the_end_of_the_log_is_not_named_as_remedy() -> None:
+    refused = taken(None, LastRecorded(300), bounds=Bounds(0, 200))
+    assert isinstance(refused, Refused)
+    assert "Its log ends before that offset. To continue" in refused.reason
+    assert "dagster-rebalance reset orders:0 --to-earliest --yes" in refused.reason
+    assert "--to-offset" not in refused.reason
 
 
 def test_recreated_topic_is_refused() -> None:
@@ -262,7 +293,7 @@ def test_foreign_metadata_is_refused_with_remedy() -> None:
     assert refused.reason.startswith(
         "orders-0: the metadata 'host-7' was not written by dagster_rebalance"
     )
-    assert "use a separate group for this one" in refused.reason
+    assert "give one of the two another group.id" in refused.reason
     assert "run dagster-rebalance reset orders:0 --to-current --yes" in refused.reason
 
 

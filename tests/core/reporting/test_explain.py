@@ -25,6 +25,7 @@ from dagster_rebalance.core.model.offsets import (
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.partitions.owned import OpenTransaction, OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.partitions.unrecorded import Unrecorded
 from dagster_rebalance.core.reporting.explain import (
     explain_hold,
     explain_partition,
@@ -58,7 +59,7 @@ RECORD = RecordCommit(
 
 def draining(number: int, *work: tuple[str, int, object], **more: object) -> OwnedPartition:
     """A partition that has to be given up."""
-    return replace(owned(number, *work, phase=Phase.DRAINING), **{"runs_are_known": True, **more})  # type: ignore[arg-type]
+    return owned(number, *work, phase=Phase.DRAINING)._replace(**{"runs_are_known": True, **more})  # type: ignore[arg-type]
 
 
 def said(*partitions: OwnedPartition, now: float = 112.0, hold: Hold = HOLD) -> str:
@@ -103,7 +104,10 @@ def test_hold_estimates_its_duration() -> None:
             draining(4, pending=draining(4, ("b", 9, Succeeded(RUN))).commit_write(0.0)),
             "Kafka to confirm the commit of orders-4 [0, 9)",
         ),
-        (draining(4, unrecorded=RECORD), "Dagster to record the commit of orders-4 [0, 9)"),
+        (
+            draining(4, unrecorded=Unrecorded((RECORD,))),
+            "Dagster to record the commit of orders-4 [0, 9)",
+        ),
         (
             draining(4, ("b", 9, ToRequest()), runs_are_known=False),
             "Dagster to list the runs on orders-4",
@@ -140,7 +144,10 @@ def test_hold_names_equal_waits_once() -> None:
         "run ab12cd34 on orders-0..3, Kafka to confirm the commit of orders-7 [0, 9)"
     )
     assert of_all(*done) == "Kafka to confirm the commit of orders-0, orders-7"
-    recorded = [draining(n, unrecorded=replace(RECORD, range=span(n, 0, 9))) for n in range(3)]
+    recorded = [
+        draining(n, unrecorded=Unrecorded((replace(RECORD, range=span(n, 0, 9)),)))
+        for n in range(3)
+    ]
     assert of_all(*recorded) == "Dagster to record the commit of orders-0..2"
 
 
@@ -172,17 +179,17 @@ def due(due_at: float, progress: Progress) -> OwnedPartition:
     partition = owned(4, ("b", 9, progress))
     assert partition.ledger is not None
     (entry,) = partition.ledger.entries
-    return replace(
-        partition, ledger=replace(partition.ledger, entries=(replace(entry, due_at=due_at),))
+    return partition._replace(
+        ledger=partition.ledger._replace(entries=(entry._replace(due_at=due_at),))
     )
 
 
 def stopped(partition: OwnedPartition) -> OwnedPartition:
     """The same partition, stopped."""
-    return replace(partition, phase=Phase.STOPPED, stop_reason="orders-4: no way")
+    return partition._replace(phase=Phase.STOPPED, stop_reason="orders-4: no way")
 
 
-IDLE = replace(owned(4), bounds=Bounds(0, 0))
+IDLE = owned(4)._replace(bounds=Bounds(0, 0))
 
 
 @pytest.mark.parametrize(
@@ -194,24 +201,24 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             "starting: reads the runs of its claims and the directives from Dagster",
         ),
         (
-            replace(owned(4, phase=Phase.RESTORING), blocked_by=(RUN,)),
+            owned(4, phase=Phase.RESTORING)._replace(blocked_by=(RUN,)),
             "starting: waits for run ab12cd34, working on it without a claim",
         ),
         (IDLE, "idle at the end, offset 0"),
         (
-            replace(IDLE, open_transaction=OpenTransaction(0, 7, since=2.0)),
-            "7 offsets wait behind a transaction that has been open at offset 0 for 8 s",
+            IDLE._replace(open_transaction=OpenTransaction(0, 7, since=2.0)),
+            "7 offsets wait for a transaction that has been open at offset 0 for 8 s",
         ),
         (owned(4), "waits for Kafka's end offset"),
         (
-            replace(IDLE, bounds=Bounds(0, 30), backlog_since=2.0),
+            IDLE._replace(bounds=Bounds(0, 30), backlog_since=2.0),
             (
                 "30 offsets wait (8 s so far) for a free run, for min_records, or for a tick "
                 "of the sensor"
             ),
         ),
         (
-            replace(IDLE, bounds=Bounds(0, 1)),
+            IDLE._replace(bounds=Bounds(0, 1)),
             ("1 offset waits for a free run, for min_records, or for a tick of the sensor"),
         ),
         (
@@ -235,7 +242,10 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (
             due(35.0, ToRequest(2, 0, FailureStreak(FailureKind.REFUSED, 1, RUN, "no claim"))),
-            "run ab12cd34 for [0, 9) refused itself: no claim; next run (attempt 2) in 25 s",
+            (
+                "run ab12cd34 for [0, 9) was refused by its start check: no claim; "
+                "next run (attempt 2) in 25 s"
+            ),
         ),
         (
             owned(
@@ -294,34 +304,33 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             "[0, 9) is in the dead-letter topic and is committed in order",
         ),
         (
-            replace(owned(4), pending=owned(4, ("b", 9, Succeeded(RUN))).commit_write(7.5)),
+            owned(4)._replace(pending=owned(4, ("b", 9, Succeeded(RUN))).commit_write(7.5)),
             "the commit at 9 has waited 2.5 s for Kafka's confirmation",
         ),
         (
-            replace(owned(4), pending=owned(4).claim_write("b", 9, 7.5)),
+            owned(4)._replace(pending=owned(4).claim_write("b", 9, 7.5)),
             "the claim up to 9 has waited 2.5 s for Kafka's confirmation",
         ),
         (
-            replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),
+            owned(4)._replace(pending=owned(4)._replace(stored=None).first_write(7.5)),
             "the start position 0 has waited 2.5 s for Kafka's confirmation",
         ),
         (
-            replace(owned(4), pending=replace(owned(4), log=Log("id", 3)).first_write(7.5)),
+            owned(4)._replace(pending=owned(4)._replace(log=Log("id", 3)).first_write(7.5)),
             "the identity of the log at offset 0 has waited 2.5 s for Kafka's confirmation",
         ),
         (
-            replace(
-                owned(4),
-                pending=owned(4, ("b", 9, ToRequest(1))).reclaim_write(span(4, 0, 9), "c", 7.5),
+            owned(4)._replace(
+                pending=owned(4, ("b", 9, ToRequest(1))).reassign_write(span(4, 0, 9), "c", 7.5),
             ),
             "the claim of [0, 9) for another batch has waited 2.5 s for Kafka's confirmation",
         ),
         (
-            replace(owned(4), unrecorded=RECORD),
+            owned(4)._replace(unrecorded=Unrecorded((RECORD,), issued=1)),
             "the commit of [0, 9) is not recorded by Dagster yet",
         ),
         (
-            replace(owned(4, phase=Phase.STOPPED), stop_reason="orders-4: 3 runs failed. Mend it"),
+            owned(4, phase=Phase.STOPPED)._replace(stop_reason="orders-4: 3 runs failed. Mend it"),
             "stopped: 3 runs failed. Mend it",
         ),
         (
@@ -347,6 +356,17 @@ def test_explain_partition_in_each_state(partition: OwnedPartition, sentence: st
             "[0, 9): next, after the current batch (attempt 2)",
         ),
         (
+            owned(4, ("a", 5, Exhausted((RUN,))), ("b", 9, ToRequest())),
+            "1 run failed on [0, 5); [5, 9): waits for [0, 5) (attempt 1)",
+        ),
+        (
+            owned(4, ("a", 5, InFlight((RUN,))), ("b", 7, Succeeded(RUN)), ("c", 9, ToRequest())),
+            (
+                "run ab12cd34 works on [0, 5); [5, 7) has succeeded and is committed in order; "
+                "[7, 9): waits for [0, 5) (attempt 1)"
+            ),
+        ),
+        (
             due(35.0, ToRequest(2, 1, FAILED)),
             "run ab12cd34 for [0, 9) failed; next try (attempt 2) in 25 s",
         ),
@@ -355,7 +375,7 @@ def test_explain_partition_in_each_state(partition: OwnedPartition, sentence: st
             "stopped: no way; [0, 9) is retried after the current batch",
         ),
         (
-            replace(IDLE, bounds=Bounds(0, 7), backlog_since=4.0),
+            IDLE._replace(bounds=Bounds(0, 7), backlog_since=4.0),
             "7 offsets wait (6 s so far) for the end of the current batch, or for min_records",
         ),
     ],
@@ -440,8 +460,8 @@ def test_summary_names_every_anomaly() -> None:
     member.fails.add(ReadStoredOffsets)
     member.feed(PartitionsAssigned((tp(3),)))
     halted = next(o for o in member.engine.partitions.values() if o.phase is Phase.OWNED)
-    member.engine.partitions[halted.partition] = replace(
-        halted, phase=Phase.STOPPED, stop_reason="no way"
+    member.engine.partitions[halted.partition] = halted._replace(
+        phase=Phase.STOPPED, stop_reason="no way"
     )
     (stopped_run,) = halted.live_runs
     assert summary(member.engine, world.now) == (

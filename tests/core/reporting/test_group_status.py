@@ -134,9 +134,9 @@ def test_lag_without_a_member_waits_for_one() -> None:
 
 
 def test_status_has_the_directive() -> None:
-    partition = replace(owned(0), directive=Directive(Action.PAUSE, "*", "ada", 0.0, "away"))
+    partition = owned(0)._replace(directive=Directive(Action.PAUSE, "*", "ada", 0.0, "away"))
     seen = row(partition, PartitionLookup(OffsetAndMetadata(0), Bounds(0, 0)))
-    assert seen.ordered == "paused by ada since 1970-01-01 00:00:00 UTC: away"
+    assert seen.paused == "paused by ada since 1970-01-01 00:00:00 UTC: away"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_explanation_names_the_owner_or_holder() -> None:
     ("partition", "says"),
     [
         (
-            replace(owned(0, ("b", 10, Exhausted((RUN,)))), phase=Phase.STOPPED, stop_reason="no"),
+            owned(0, ("b", 10, Exhausted((RUN,))))._replace(phase=Phase.STOPPED, stop_reason="no"),
             "stopped: no",
         ),
         (

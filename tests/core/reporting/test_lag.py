@@ -263,10 +263,17 @@ def test_lag_is_read_at_its_interval() -> None:
     assert not LagPace(0.0).is_due(1e9)
 
 
-def test_unchanged_lag_is_shown_rarely() -> None:
-    lag = lag_of({tp(0): found(0, 1)})
+def test_lag_is_shown_every_fifth_time_unless_it_needs_attention() -> None:
+    lag, more = lag_of({tp(0): found(0, 1)}), lag_of({tp(0): found(0, 9)})
     pace = LagPace(60.0, shown=lag, shown_at=100.0)
-    assert not pace.is_news(lag, 160.0)
+    assert not pace.is_news(more, 399.0)
     assert pace.is_news(lag, 400.0)
-    assert pace.is_news(lag_of({tp(0): found(0, 2)}), 160.0)
-    assert LagPace(60.0).is_news(lag, 160.0)
+    assert LagPace(60.0).is_news(lag, 160.0), "the first one"
+    assert pace.is_news(replace(lag, stopped=1), 160.0)
+    assert pace.is_news(replace(lag, paused=1), 160.0)
+    assert pace.is_news(replace(lag, missing=("orders",)), 160.0)
+    within = LagLimit(records=5)
+    everywhere = dict.fromkeys(EVERYTHING, found(0, 1))
+    pace = replace(pace, shown=lag_of(everywhere))
+    assert not pace.is_news(lag_of(everywhere), 160.0, within)
+    assert pace.is_news(lag_of({**everywhere, tp(0): found(0, 9)}), 160.0, within)

@@ -76,7 +76,7 @@ def test_receipt_as_text(hold: Hold, outcome: HoldOutcome | None, sentence: str)
 
 
 def test_receipt_names_claims_left_to_the_next_owner() -> None:
-    claimed = OwnedPartition(tp(5), 2, ledger=OffsetLedger(tp(5), 2, 0).claim("b", 10))
+    claimed = OwnedPartition(tp(5), 2, ledger=OffsetLedger(tp(5), 2, 0).with_claim("b", 10))
     receipt = HOLD.receipt((claimed,), 102.5)
     assert str(receipt).endswith("; unfinished claim on orders-5 goes to the next owner")
     both = replace(receipt, handed_over=(tp(4), tp(5)), seconds=0.0, cause=Cause.LEAVE)

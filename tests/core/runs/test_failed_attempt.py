@@ -12,10 +12,12 @@ from dagster_rebalance.core.runs.progress import Exhausted, ToRequest, progress_
 from dagster_rebalance.core.runs.retry import (
     FailedAttempt,
     Place,
+    RetryBackoff,
     error_text,
     why_blocked,
     with_error,
 )
+from dagster_rebalance.core.runs.run_index import RunIndex
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 
 RANGE = OffsetRange("orders", 3, 0, 10)
@@ -65,13 +67,13 @@ def test_failed_attempt_keeps_run_and_error_after_takeover() -> None:
     again = with_error(
         batch.as_runs((RANGE,), run(RunState.STARTED), BatchOutcome.INTERRUPTED), FAILED
     )
-    progress = progress_of(RANGE, str(batch), again, max_attempts=2)
+    progress = progress_of(RANGE, str(batch), RunIndex(again), max_attempts=2)
     assert isinstance(progress, Exhausted)
     assert (progress.run_id, progress.reason) == (OLD, FAILED.error)
-    assert why_blocked(RANGE, progress, str(batch)) == (
+    assert why_blocked(RANGE, progress, str(batch), RetryBackoff()) == (
         f"orders-3: 2 attempts on orders-3 [0, 10) failed, the last one in streaming run {OLD}: "
-        f"{FAILED.error}. Fix the cause. It is retried; `dagster-rebalance retry orders:3` "
-        "retries it now"
+        f"{FAILED.error}. Fix the cause. It is retried 30 s after the last try; "
+        "`dagster-rebalance retry orders:3` retries it now"
     )
 
 
@@ -82,7 +84,7 @@ def test_attempt_of_dead_process_has_error_of_its_run() -> None:
         (NEW, ""),
         (NEW, "its process was killed"),
     ]
-    progress = progress_of(RANGE, str(batch), seen, max_attempts=3)
+    progress = progress_of(RANGE, str(batch), RunIndex(seen), max_attempts=3)
     assert isinstance(progress, ToRequest)
     assert progress.streak is not None
     assert progress.streak.reason == "its process was killed"

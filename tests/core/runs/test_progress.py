@@ -19,8 +19,8 @@ from dagster_rebalance.core.runs.progress import (
     Succeeded,
     ToRequest,
     progress_of,
-    unclaimed_runs,
 )
+from dagster_rebalance.core.runs.run_index import RunIndex
 from tests.core.world import span
 
 RANGE = span(0, 0, 10)
@@ -226,7 +226,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
     ],
 )
 def test_progress_follows_from_runs_of_batch(runs: list[RunSnapshot], progress: Progress) -> None:
-    assert progress_of(RANGE, "b", runs, max_attempts=3) == progress
+    assert progress_of(RANGE, "b", RunIndex(runs), max_attempts=3) == progress
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_progress_follows_from_runs_of_batch(runs: list[RunSnapshot], progress: 
     ],
 )
 def test_run_counts_only_for_its_batch_and_exact_range(other: RunSnapshot) -> None:
-    assert progress_of(RANGE, "b", [other], max_attempts=3) == ToRequest(1)
+    assert progress_of(RANGE, "b", RunIndex([other]), max_attempts=3) == ToRequest(1)
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,8 @@ def test_working_run_without_claim_is_found(
 ) -> None:
     """An operator may move the offset while the run works."""
     worker = RunSnapshot("r1", batch_id, (range_,), state)  # type: ignore[arg-type]
-    assert unclaimed_runs([span(0, 0, 50)], [(span(0, 0, 10), "b")], [worker]) == (
-        ("r1",) if blocks else ()
-    )
+    found = RunIndex([worker]).unclaimed(span(0, 0, 50), [(span(0, 0, 10), "b")])
+    assert found == (("r1",) if blocks else ())
 
 
 def part(
@@ -330,7 +329,7 @@ FIRST = replace(part("r1", S.FAILED, done="a", undone="b"), parent_id="")
     ],
 )
 def test_range_is_done_once_every_asset_succeeded(runs: list[RunSnapshot], lacking: str) -> None:
-    found = progress_of(RANGE, "b", runs, max_attempts=3)
+    found = progress_of(RANGE, "b", RunIndex(runs), max_attempts=3)
     assert isinstance(found, Succeeded) == (not lacking)
     assert not isinstance(found, ToRequest) or found.left_out == tuple(lacking)
 
@@ -363,7 +362,7 @@ def test_progress_with_deleted_runs_requests_unused_run_key(
     ]
     kept = data.draw(st.lists(st.sampled_from(all_runs), unique=True)) if all_runs else []
     kept.sort(key=lambda left: int(left.run_id[1:]))
-    found = progress_of(RANGE, "b", kept, max_attempts=3)
+    found = progress_of(RANGE, "b", RunIndex(kept), max_attempts=3)
     keys = {left.attempt for left in kept}
     match found:
         case InFlight(run_ids, unsubmitted=again):

@@ -122,7 +122,7 @@ def test_partition_is_blocked_after_five_consecutive_non_attempts() -> None:
         (
             STOP,
             (
-                "refuse themselves",
+                "the start check refuses the runs",
                 RUN,
                 "Kafka is away",
                 "`dagster-rebalance retry orders:0` retries it now",
@@ -137,6 +137,7 @@ def test_partition_is_blocked_after_five_consecutive_non_attempts() -> None:
                 RUN,
                 "not attempts",
                 "drained",
+                "It is retried 900 s after the last try",
                 "`dagster-rebalance retry orders:0` retries it now",
             ),
         ),
@@ -145,8 +146,10 @@ def test_partition_is_blocked_after_five_consecutive_non_attempts() -> None:
 def test_stop_reason_names_cause_and_remedy(
     blocked: Exhausted | FailureStreak, words: tuple[str, ...]
 ) -> None:
-    text = why_blocked(span(0, 0, 10), blocked, "b")
+    text = why_blocked(span(0, 0, 10), blocked, "b", RetryBackoff())
     assert text.startswith("orders-0: ")
+    assert ". " not in text.problem, "it is a cell of a table"
+    assert "ix the cause" in text.remedy or "Check for" in text.remedy
     assert all(word in text for word in words)
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import pytest
 
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
-from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
@@ -176,3 +176,32 @@ def test_rerun_of_uncommitted_ranges_is_refused(
 def test_rerun_without_plan_is_refused(planned: RerunBatch | None) -> None:
     assert "no rerun includes these ranges" in rerun_check(planned=planned)
     assert "could not see" in rerun_check(me=replace(RERUN_ME, state=S.CANCELING))
+
+
+def test_run_with_many_ranges_is_compared_only_with_runs_on_its_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many, compared = 200, 0
+    real = OffsetRange.overlaps
+
+    def overlaps(one: OffsetRange, other: OffsetRange) -> bool:
+        nonlocal compared
+        compared += 1
+        return real(one, other)
+
+    monkeypatch.setattr(OffsetRange, "overlaps", overlaps)
+    me = RunSnapshot("me", "b", tuple(span(number, 0, 10) for number in range(many)), S.STARTED)
+    other = RunSnapshot("r2", "c", tuple(span(number, 10, 20) for number in range(many)), S.STARTED)
+    stored: Stored = {
+        tp(number): encode(StoredPartition(0, (Claim(10, "b"),))) for number in range(many)
+    }
+    assert refusal(me, [me, other], stored) is None
+    assert compared == many
+
+
+def test_refusal_of_many_ranges_names_the_first_of_the_rest() -> None:
+    me = RunSnapshot("me", "b", tuple(span(number, 0, 5) for number in range(9)), S.STARTED)
+    stored: Stored = {
+        tp(number): encode(StoredPartition(0, (Claim(5, "b"),))) for number in range(1, 9)
+    }
+    assert "orders-4 [0, 5), and 4 more, is requested again" in (refusal(me, [me], stored) or "")

@@ -1,9 +1,10 @@
-"""The worker of a streaming run: its current batch, and how the earlier ones ended.
+"""Tracks the batches of a streaming run: the current one, and the outcomes of earlier ones.
 
-A streaming run knows its own runs: it answers from memory the questions that other members ask
-Dagster. The list ends with the run. Outcomes that other members need are in `unreported` until they
-are stored. The thread that owns the member begins each batch, so no batch begins on a partition
-that was released.
+Each batch of a streaming run appears as a run (`RunSnapshot`). The run answers for its own batches
+from memory; the memory ends with the process. Other members read the outcomes that `report` of the
+orchestration stores. The thread that owns the member begins each batch, so no batch begins on a
+released partition. A claim must be passed to `publish_outcomes_of` before it leaves `claimed` of
+`begin`, or its outcome would be `DROPPED`.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class BegunBatch:
     """A batch that the run has begun.
 
     Attributes:
-        logs: The log of each partition at the begin.
+        logs: The log of each partition when the batch began.
         outcome: How the batch ended; None while it runs.
-        is_late: Whether it was interrupted because it took too long.
-        is_unwanted: Whether an operator has stopped one of its partitions since it began.
+        is_late: Whether the batch was interrupted because it took too long.
+        is_unwanted: Whether an operator has stopped one of the partitions since the batch began.
     """
 
     batch_id: str
@@ -63,13 +64,13 @@ class WorkerAction(enum.Enum):
 
     NOTHING = "nothing"
     INTERRUPT = "interrupt"
-    """It takes too long, or the first interrupt had no effect: a signal that arrives right before
-    the assets begin to wait is lost."""
+    """The batch takes too long, or the first interrupt had no effect: a signal that arrives right
+    before the assets begin to wait is lost."""
     END_PROCESS = "end its process"
-    """It was interrupted and does not end."""
+    """The batch was interrupted and does not end."""
 
 
-class Worker:
+class BatchTracker:
     """The batches of one streaming run, each with a time limit. Not thread-safe.
 
     `patience_s` is the time that an interrupted batch may take to end.
@@ -98,8 +99,8 @@ class Worker:
     ) -> BegunBatch | None:
         """Begin the first requested batch, if no batch is running.
 
-        Begun ranges are skipped: a request may be older than the end of its batch. Batches that are
-        not in `claimed` are forgotten.
+        Begun ranges are skipped, because a request may be older than the end of its batch. Batches
+        that are not in `claimed` are dropped from memory.
         """
         if self.at_work is not None:
             return None
@@ -126,7 +127,7 @@ class Worker:
         return self.at_work
 
     def next_action(self, now: float) -> WorkerAction:
-        """Return the next action for the current batch, and note it as done."""
+        """Return the next action for the current batch, and record the action as done."""
         batch = self.at_work
         if batch is None:
             return WorkerAction.NOTHING
@@ -142,30 +143,34 @@ class Worker:
         return WorkerAction.INTERRUPT
 
     def interrupt(self, now: float) -> None:
-        """Note that the current batch is interrupted."""
+        """Record that the current batch is interrupted."""
         self._interrupted_at = now
         if self.at_work is not None and self.at_work.interrupted_at is None:
             self.at_work = replace(self.at_work, interrupted_at=now)
 
-    def stop(self) -> None:
-        """Note that an operator has stopped a partition of the current batch."""
+    def mark_unwanted(self) -> None:
+        """Record that an operator has stopped a partition of the current batch."""
         if self.at_work is not None:
             self.at_work = replace(self.at_work, is_unwanted=True)
 
     def end(self, outcome: BatchOutcome) -> BegunBatch | None:
-        """Note how the assets of the current batch ended; None if no batch is running."""
+        """Record the outcome of the current batch, and return it; None if no batch is running."""
         if self.at_work is None:
             return None
         outcome = self.at_work.outcome_of(outcome)
         ended = replace(self.at_work, outcome=outcome)
         self._begun[ended.batch_id] = (*self._parts(ended.batch_id)[:-1], ended)
         self.at_work = None
-        if outcome is BatchOutcome.FAILED:  # a snapshot of the group shows it, too
-            self.abandon((ended.batch_id, range_) for range_ in ended.ranges)
+        if outcome is BatchOutcome.FAILED:
+            # It is published although the run keeps the claim: a group snapshot shows it.
+            self.publish_outcomes_of((ended.batch_id, range_) for range_ in ended.ranges)
         return ended
 
     def read(self, batch_ids: Iterable[str], claims: Iterable[Claimed]) -> tuple[RunSnapshot, ...]:
-        """Return the run's own batches as runs. `claims` are those of the member for them."""
+        """Return the run's own batches as runs.
+
+        `claims` are the member's current claims on them, to include ranges that were not begun.
+        """
         self._reads += 1
         found: list[RunSnapshot] = []
         claimed: dict[str, list[OffsetRange]] = {}
@@ -175,20 +180,25 @@ class Worker:
             batch = StreamBatch.parse(batch_id)
             if batch is None or batch.run_id != self._run_id:
                 continue
-            # A new heartbeat at each read: the liveness check never ends the run itself.
+            # A new heartbeat at each read, so this run's own liveness check never counts it as
+            # dead.
             run = RunSnapshot(self._run_id, "", (), RunState.STARTED, heartbeat=str(self._reads))
             for part in self._parts(batch_id):
                 found += batch.as_runs(part.ranges, run, part.outcome)
             begun = self._begun_ranges(batch_id)
+            unbegun: dict[BatchOutcome | None, list[OffsetRange]] = {}
             for range_ in claimed.get(batch_id, ()):
                 if range_ not in begun:
                     outcome = self._reported.get((batch_id, range_))
-                    seen = batch.as_runs((range_,), run, outcome)
-                    found += seen if outcome else seen[:-1]
+                    unbegun.setdefault(outcome, []).append(range_)
+            for outcome, ranges in unbegun.items():
+                seen = batch.as_runs(tuple(ranges), run, outcome)
+                # Without the current attempt, which has not begun.
+                found += seen if outcome else seen[:-1]
         return tuple(found)
 
-    def abandon(self, claims: Iterable[Claimed]) -> None:
-        """Note that other members may find these claims: their outcomes are to be reported."""
+    def publish_outcomes_of(self, claims: Iterable[Claimed]) -> None:
+        """Record that other members may find these claims, so their outcomes must be reported."""
         self._abandoned.update(dict.fromkeys(claims))
 
     @property
@@ -198,14 +208,14 @@ class Worker:
         outcomes = {
             (batch_id, range_): part.outcome
             for batch_id in batch_ids
-            for part in reversed(self._parts(batch_id))  # the first part of a range counts
+            for part in self._parts(batch_id)
             for range_ in part.ranges
         }
         ended = {claim: outcomes.get(claim, BatchOutcome.DROPPED) for claim in self._abandoned}
         return {claim: outcome for claim, outcome in ended.items() if outcome is not None}
 
     def mark_reported(self, claims: Iterable[Claimed]) -> None:
-        """Note reported outcomes. They are kept: the partition may return with its claim."""
+        """Record reported outcomes, and keep them: a partition may return with its claim."""
         ended = self.unreported
         for claim in claims:
             if claim in ended:
@@ -226,21 +236,21 @@ class Worker:
 
 
 class ReaderReuse:
-    """Check whether the prefetched records of a cached reader are still those of the log.
+    """Checks whether the prefetched records of a cached reader still match the log.
 
-    A log changes if it is truncated (an unclean leader election) or its topic is recreated. Both
-    show in the topic id and the leader epoch. Not thread-safe.
+    A log changes if it is truncated (an unclean leader election) or its topic is recreated. The
+    topic id and the leader epoch show both. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._logs: dict[TopicPartition, Log] = {}
         self._generation = 0
 
-    def generation(self, logs: Mapping[TopicPartition, Log]) -> int | None:
+    def advance(self, logs: Mapping[TopicPartition, Log]) -> int | None:
         """Return the generation of the readers that may read these logs.
 
-        It grows when one of the logs has changed. None if Kafka does not report topic ids and
-        leader epochs: no reader may be reused.
+        The generation increases when one of the logs has changed. None if Kafka does not report
+        topic ids and leader epochs: no reader may be reused.
         """
         if any(not log.topic_id or log.leader_epoch is None for log in logs.values()):
             return None
