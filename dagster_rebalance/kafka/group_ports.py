@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class RequestFailed:
     """The client reported an error that the caller of `poll` must see.
 
-    The membership continues if it can.
+    The membership continues if the client can continue.
     """
 
     error: BrokerError | ConfigurationError
@@ -111,13 +111,17 @@ class GroupMember(Protocol):
     def member_id(self) -> str:
         """The id of this member in the group.
 
-        Before the member joined, it is empty in the classic protocol; in the consumer protocol
-        members choose it.
+        Before the member joins, the id is empty in the classic protocol. In the consumer protocol,
+        members choose their ids.
         """
 
     @property
     def held(self) -> frozenset[TopicPartition]:
         """The partitions of the requested revoke that is not released yet."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a poll would return events."""
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the owned partitions, including held ones."""
@@ -159,8 +163,8 @@ class GroupMember(Protocol):
     def commit_async(self, offsets: Offsets) -> int:
         """Store like `commit`, without waiting: `poll` returns a `CommitAnswered`.
 
-        Commits reach the broker in the order of the calls. Commits made during a request are joined
-        into the next one; of several offsets for a partition, the broker stores the last one.
+        Commits reach the broker in the order of the calls. Commits made during a request are merged
+        into the next request, with the last offset of each partition.
         `commit`, `release`, `unsubscribe` and `close` wait until no commit is in flight.
 
         Returns:
@@ -168,15 +172,15 @@ class GroupMember(Protocol):
         """
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no commit is in flight; return whether that happened in time.
+        """Wait until no commit is in flight; return False if the timeout expires first.
 
-        The next `poll` returns the events of this time.
+        The next `poll` returns the events that arrive during the wait.
         """
 
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the committed offsets of the group; None where it has none."""
+        """Return the committed offset of each partition, or None without one."""
 
     def metrics(self) -> dict[str, Any]:
         """Return the client's latest statistics; empty while they are off or without a client."""
@@ -211,31 +215,31 @@ class ClusterView(Protocol):
     def log_ends(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, LogPosition]:
-        """Return the end offsets with the leader epochs of the answers."""
+        """Return the end offsets with the leader epochs in the responses."""
 
     def high_watermarks(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, int]:
-        """Return the offsets of the next records, after open transactions."""
+        """Return the offsets of the next records, including open transactions."""
 
     def truncated(
         self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, bool]:
         """Return whether logs were truncated before positions that they had reached (KIP-320).
 
-        Partitions whose leaders do not answer in time are missing.
+        The result omits partitions whose leaders do not answer in time.
         """
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
         """Return the known ids of topics; a recreated topic has another id."""
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Request the ids of topics; the returned function has them, or None before the answer."""
+        """Request topic ids; the returned function returns them, or None before the response."""
 
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first records at or after times in milliseconds; None where there is none."""
+        """Return the first record at or after each time in milliseconds, or None without one."""
 
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
         """Return all topics that the principal may see."""

@@ -1,8 +1,8 @@
 """Read the bounds and committed offsets of partitions, and verify that they are consistent.
 
-If a leader is unavailable, only its own partitions wait: the others have an answer at once, and
-that leader is retried a little later. `BrokerError` is raised if Kafka refuses, and waiting would
-not help, or if it does not answer at all.
+If a leader is unavailable, only its own partitions wait: the other partitions have a result at
+once, and the unavailable leader is retried a little later. `BrokerError` is raised if Kafka refuses
+and a retry would not help, or if Kafka does not answer at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
-"""The longest wait of a member for an answer that only some of its partitions need."""
+"""The longest wait of a member for a response that only some of its partitions need, for each 2,500
+partitions: brokers answer about thousands of partitions in several responses."""
+_PER_PATIENCE = 2_500
 _LONGEST_PATIENCE_S = 6.0
 """Verifying an offset takes about seven round trips, because it begins with a new connection."""
 _RETRY_AFTER_S = 1.5
@@ -39,24 +41,36 @@ _SELDOM_S = 30.0
 matters while a transaction is open."""
 
 
+def longest_wait_s(partitions: Collection[object], one_s: float = PATIENCE_S) -> float:
+    """Return the longest wait for responses about partitions."""
+    return one_s * (1 + len(partitions) // _PER_PATIENCE)
+
+
 def read_bounds(
     consumer: RebalanceAwareConsumer,
     partitions: Collection[TopicPartition],
     timeout_s: float = READ_LIMIT_S,
-    known_starts: Mapping[TopicPartition, int] | None = None,
+    known: Mapping[TopicPartition, Bounds] | None = None,
 ) -> dict[TopicPartition, Bounds]:
     """Return the bounds of all partitions, within `timeout_s`.
 
-    First offsets in `known_starts` are not queried.
+    The first offsets of partitions with `known` bounds are not queried. Bounds that have not
+    changed are the same object.
     """
-    known = known_starts or {}
+    known = known or {}
     unknown = [partition for partition in partitions if partition not in known]
-    starts = {**known, **(consumer.beginning_offsets(unknown, timeout_s) if unknown else {})}
+    starts = consumer.beginning_offsets(unknown, timeout_s) if unknown else {}
     ends = consumer.cluster.log_ends(partitions, timeout_s)
-    return {
-        partition: Bounds(starts[partition], ends[partition].offset, ends[partition].leader_epoch)
-        for partition in partitions
-    }
+    found: dict[TopicPartition, Bounds] = {}
+    for partition, end in ends.items():
+        before = known.get(partition)
+        if before is None:
+            found[partition] = Bounds(starts[partition], end.offset, end.leader_epoch)
+        elif before.until == end.offset and before.leader_epoch == end.leader_epoch:
+            found[partition] = before
+        else:
+            found[partition] = Bounds(before.start, end.offset, end.leader_epoch)
+    return found
 
 
 def find(
@@ -68,10 +82,10 @@ def find(
     patience_s: float = READ_LIMIT_S,
     start: Start = StartFrom.EARLIEST,
 ) -> dict[TopicPartition, PartitionLookup]:
-    """Return the facts from which the core judges partitions, without those that wait for a leader.
+    """Return the lookups of partitions for the core, except partitions that wait for a leader.
 
-    `timeout_s` limits the coordinator, and `patience_s` all leaders together. The group starts at
-    `start` in a partition without a committed offset.
+    `timeout_s` limits the request to the coordinator, and `patience_s` the requests to all leaders.
+    The group starts at `start` in a partition without a committed offset.
     """
     stored, refused = committed(consumer, bounds, timeout_s)
     bounds = {partition: found for partition, found in bounds.items() if partition in stored}
@@ -112,7 +126,7 @@ def allowed(
     query: Callable[[list[TopicPartition]], dict[TopicPartition, _Answer]],
     partitions: Iterable[TopicPartition],
 ) -> tuple[dict[TopicPartition, _Answer], dict[TopicPartition, str]]:
-    """Query partitions, and return the answers and the reasons of refused topics' partitions."""
+    """Query partitions; return the results, and the reason for each partition of refused topics."""
     wanted = list(partitions)
     try:
         return query(wanted), {}
@@ -127,9 +141,9 @@ def allowed(
 def committed(
     consumer: RebalanceAwareConsumer, partitions: Iterable[TopicPartition], timeout_s: float
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, str]]:
-    """Return the group's committed offsets, and the reasons of the partitions without an answer.
+    """Return the group's committed offsets, and the reason for each partition without a result.
 
-    These are partitions of refused topics, or with an offset in an open transaction.
+    Without a result are partitions of refused topics, or with an offset in an open transaction.
     """
     wanted = list(partitions)
     try:
@@ -143,7 +157,7 @@ def committed(
 
 
 def refusals(refused: Mapping[TopicPartition, str]) -> dict[TopicPartition, PartitionLookup]:
-    """Return the facts of partitions for which Kafka refuses to answer."""
+    """Return the lookups of partitions for which Kafka refuses to answer."""
     return {p: PartitionLookup(None, ANY_BOUNDS, refused=reason) for p, reason in refused.items()}
 
 
@@ -153,7 +167,7 @@ def _not_older(
     start: Start,
     patience_s: float,
 ) -> dict[TopicPartition, int | None]:
-    """Return the first offsets that are not older than a time, from the leaders that answer."""
+    """Return the first offsets at or after the start time, from the leaders that answer."""
     if not partitions or not isinstance(start, StartTime):
         return {}
     try:
@@ -169,7 +183,7 @@ def _not_older(
 class BoundsReader:
     """Reads bounds for a caller that cannot wait for every leader.
 
-    `note` receives a sentence if a leader does not answer within `bounds_patience_s`. `refused` has
+    `note` receives a message if a leader does not answer within `bounds_patience_s`. `refused` has
     the partitions that Kafka refused in the last query, each with the reason.
     """
 
@@ -189,7 +203,8 @@ class BoundsReader:
         self._retry_at: dict[TopicPartition, float] = {}
         self.refused: dict[TopicPartition, str] = {}
         self._seldom_at: dict[TopicPartition, float] = {}
-        self._starts: dict[TopicPartition, int] = {}
+        self._known: dict[TopicPartition, Bounds] = {}
+        self._blocked: set[TopicPartition] = set()
         self._patience_s = PATIENCE_S
 
     def find(
@@ -197,9 +212,9 @@ class BoundsReader:
         partitions: Collection[TopicPartition],
         recorded: Mapping[TopicPartition, LastRecorded],
     ) -> dict[TopicPartition, PartitionLookup]:
-        """Return the facts of the partitions whose leaders answer, as the function `find`.
+        """Return the lookups of the partitions whose leaders answer, as the function `find`.
 
-        Leaders that do not verify a committed offset in time have more time in the next call.
+        If a leader does not verify a committed offset in time, it has more time in the next call.
         """
         bounds = self.read(partitions)
         refused = {p: why for p, why in self.refused.items() if p in partitions}
@@ -218,13 +233,13 @@ class BoundsReader:
         return found
 
     def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of the partitions whose leaders answer; a later call retries others."""
+        """Return the bounds of the partitions whose leaders answer; later calls retry the rest."""
         return self._read_all(partitions, {})
 
     def read_beyond(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """Return the same with cached first offsets and, every 30 s, with the high watermarks.
+        """Return bounds as `read`, with cached first offsets.
 
-        Only a high watermark shows the records after the start of an open transaction.
+        Every 30 s, they have high watermarks where a transaction is open, or where one has ended.
         """
         now = self._clock()
         due = [
@@ -232,45 +247,52 @@ class BoundsReader:
         ]
         # First: a record that is produced in between must not count as one of an open transaction.
         marks = self._high_watermarks(due)
+        known = self._known
+        outdated = self._seldom_at.keys() & due  # the others were read right before, if ever
+        if outdated:
+            known = {p: bounds for p, bounds in known.items() if p not in outdated}
         self._seldom_at |= dict.fromkeys(due, now + _SELDOM_S)
-        for partition in due:
-            self._starts.pop(partition, None)
-        found = self._read_all(partitions, self._starts)
-        marked = {
-            p: replace(found[p], high_watermark=mark) for p, mark in marks.items() if p in found
-        }
-        return found | marked
+        found = self._read_all(partitions, known)
+        answered = marks.keys() & found.keys()
+        blocked = {p for p in answered if marks[p] > found[p].until}
+        news = blocked | (self._blocked & answered)
+        self._blocked = (self._blocked - answered) | blocked
+        return found | {p: replace(found[p], high_watermark=marks[p]) for p in news}
 
     def _high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         if not partitions:
             return {}
         try:
-            return self._consumer.cluster.high_watermarks(partitions, self._bounds_patience_s)
+            limit_s = longest_wait_s(partitions, self._bounds_patience_s)
+            return self._consumer.cluster.high_watermarks(partitions, limit_s)
         except BrokerError as error:
             if not (error.retriable or error.topics):
                 raise
             return {}
 
     def _read_all(
-        self, partitions: Collection[TopicPartition], starts: Mapping[TopicPartition, int]
+        self, partitions: Collection[TopicPartition], known: Mapping[TopicPartition, Bounds]
     ) -> dict[TopicPartition, Bounds]:
+        if not self._retry_at:
+            return self._read(partitions, self._bounds_patience_s, known)
         now = self._clock()
         regular = [p for p in partitions if p not in self._retry_at]
         due = [p for p in partitions if p in self._retry_at and self._retry_at[p] <= now]
-        return self._read(regular, self._bounds_patience_s, starts) | self._read(
-            due, _RETRY_PATIENCE_S, starts
+        return self._read(regular, self._bounds_patience_s, known) | self._read(
+            due, _RETRY_PATIENCE_S, known
         )
 
     def _read(
         self,
         partitions: Collection[TopicPartition],
-        patience_s: float,
-        starts: Mapping[TopicPartition, int],
+        one_s: float,
+        known: Mapping[TopicPartition, Bounds],
     ) -> dict[TopicPartition, Bounds]:
         if not partitions:
             return {}
         try:
-            found = read_bounds(self._consumer, partitions, patience_s, starts)
+            limit_s = longest_wait_s(partitions, one_s)
+            found = read_bounds(self._consumer, partitions, limit_s, known)
         except BrokerError as error:
             silent = error.partitions.keys() & set(partitions)
             if not (error.retriable or error.topics) or not silent:
@@ -281,9 +303,12 @@ class BoundsReader:
                 self._note(str(error))
             self._retry_at |= dict.fromkeys(silent, self._clock() + _RETRY_AFTER_S)
             answering = [partition for partition in partitions if partition not in silent]
-            return self._read(answering, patience_s, starts)
-        for partition, bounds in found.items():
+            return self._read(answering, one_s, known)
+        for partition in found if self._retry_at or self.refused else ():
             self._retry_at.pop(partition, None)
             self.refused.pop(partition, None)
-            self._starts[partition] = bounds.start
+        if known is not self._known:  # unchanged bounds stay the same object
+            same = self._known
+            found = {p: same[p] if same.get(p) == bounds else bounds for p, bounds in found.items()}
+        self._known |= found
         return found

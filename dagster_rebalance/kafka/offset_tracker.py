@@ -15,14 +15,14 @@ from dagster_rebalance.core.model.errors import PartitionLostError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition, next_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from dagster_rebalance.core.model.errors import BrokerError
     from dagster_rebalance.kafka.group_ports import CommitResult, Offsets
 
 
 class _Record(Protocol):
-    """A record, such as a `confluent_kafka.Message`; an event of the client has an error."""
+    """A record, such as a `confluent_kafka.Message`; a message with an error is no record."""
 
     def topic(self) -> str | None: ...
 
@@ -41,13 +41,13 @@ class _Committer(Protocol):
 
 @dataclass(slots=True)
 class _Progress:
-    """Progress of one partition in one ownership.
+    """Progress of one partition since it was assigned.
 
     Attributes:
-        committed: The last committed offset; at first the offset of the first record.
+        committed: The last committed offset; initially the offset of the first record.
         until: The offset after the last record.
         unfinished: The offsets of unfinished records.
-        heap: A heap of these offsets, with finished ones until they reach its top.
+        heap: A heap of these offsets. A finished offset stays until it reaches the top.
     """
 
     partition: TopicPartition
@@ -58,7 +58,7 @@ class _Progress:
 
     @property
     def next_offset(self) -> int:
-        """The offset to commit: that of the first unfinished record."""
+        """The offset to commit: the offset of the first unfinished record, or else `until`."""
         while self.heap and self.heap[0] not in self.unfinished:
             heappop(self.heap)
         return self.heap[0] if self.heap else self.until
@@ -104,14 +104,13 @@ class OffsetTracker:
         # Held during a request, so no commit overtakes an earlier one. Finished records need only
         # the other lock, and never wait for the broker.
         self._committing = threading.RLock()
-        # By topic, then by number: two lookups cost a third of the hash of a TopicPartition.
-        self._topics: dict[str, dict[int, _Progress]] = {}
+        self._progress: dict[TopicPartition, _Progress] = {}
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
         """The tracked partitions."""
         with self._lock:
-            return frozenset(progress.partition for progress in self._all())
+            return frozenset(self._progress)
 
     def track(self, records: Iterable[_Record]) -> None:
         """Add polled records, before the work on them starts.
@@ -122,20 +121,19 @@ class OffsetTracker:
         with self._lock:
             for record in records:
                 if record.error() is None:
-                    self._track(record.topic() or "", record.partition() or 0, record.offset() or 0)
+                    at = TopicPartition(record.topic() or "", record.partition() or 0)
+                    self._track(at, record.offset() or 0)
 
     def done(self, partition: TopicPartition, offset: int) -> None:
         """Mark a record as finished.
 
-        Records that are not tracked are ignored. A late call from an earlier ownership of the
-        partition counts if the record is tracked again: it was processed.
+        Records that are not tracked are ignored. A late call from an earlier assignment of the
+        partition counts if the record is tracked again, because the record was processed.
         """
         with self._lock:
-            try:
-                progress = self._topics[partition.topic][partition.partition]
-            except KeyError:
-                return
-            progress.unfinished.discard(offset)
+            progress = self._progress.get(partition)
+            if progress is not None:
+                progress.unfinished.discard(offset)
 
     def done_record(self, record: _Record) -> None:
         """Mark a record as finished, as `done` does."""
@@ -147,13 +145,13 @@ class OffsetTracker:
     def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the next offset of each partition with progress since its last commit."""
         with self._lock:
-            return _offsets(progress for progress in self._all() if progress.is_committable)
+            return _offsets(one for one in self._progress.values() if one.is_committable)
 
     def note_committed(self, offsets: Offsets) -> None:
         """Record commits made without `commit`: in a transaction, a callback, or with asyncio."""
         with self._lock:
             for partition, committed in offsets.items():
-                progress = self._find(partition)
+                progress = self._progress.get(partition)
                 if progress is not None:
                     progress.note_committed(committed.offset)
 
@@ -161,14 +159,14 @@ class OffsetTracker:
         """Commit the progress of all partitions in one request, if there is any.
 
         Returns:
-            The errors of the failed partitions. The next call tries them again; lost partitions are
-            forgotten.
+            The errors of the failed partitions. The next call commits them again, except for lost
+            partitions, which are no longer tracked.
         """
         with self._committing:
             with self._lock:
                 due = {
-                    progress.partition: progress
-                    for progress in self._all()
+                    partition: progress
+                    for partition, progress in self._progress.items()
                     if progress.is_committable
                 }
                 offsets = _offsets(due.values())
@@ -179,13 +177,13 @@ class OffsetTracker:
                 for partition in result.committed:
                     due[partition].note_committed(offsets[partition].offset)
                 for partition, error in result.failed.items():
-                    # Only the ownership of the request is lost: the partition may have been
-                    # forgotten and tracked again since.
+                    # Only the assignment at the time of the request is lost: the partition may have
+                    # been forgotten and tracked again since.
                     if (
                         isinstance(error, PartitionLostError)
-                        and self._find(partition) is due[partition]
+                        and self._progress.get(partition) is due[partition]
                     ):
-                        self._forget(partition)
+                        del self._progress[partition]
             return dict(result.failed)
 
     def is_busy(self, partition: TopicPartition) -> bool:
@@ -193,13 +191,13 @@ class OffsetTracker:
         return bool(self.unfinished([partition]))
 
     def unfinished(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Return the partitions that are busy.
+        """Return the busy partitions (see `is_busy`).
 
-        If they were released now, the next owner would repeat their work. A record that is finished
-        right after a commit keeps its partition busy until the next commit.
+        If they were released now, the next owner would process records again. A record that is
+        finished right after a commit keeps its partition busy until the next commit.
         """
         with self._lock:
-            progress_of = [(partition, self._find(partition)) for partition in partitions]
+            progress_of = [(partition, self._progress.get(partition)) for partition in partitions]
             return frozenset(
                 partition
                 for partition, progress in progress_of
@@ -210,27 +208,14 @@ class OffsetTracker:
         """Drop revoked or lost partitions; late calls of `done` for them are ignored."""
         with self._lock:
             for partition in partitions:
-                self._forget(partition)
+                self._progress.pop(partition, None)
 
-    def _all(self) -> Iterator[_Progress]:
-        return (progress for numbers in self._topics.values() for progress in numbers.values())
-
-    def _find(self, partition: TopicPartition) -> _Progress | None:
-        return self._topics.get(partition.topic, {}).get(partition.partition)
-
-    def _track(self, topic: str, number: int, offset: int) -> None:
-        numbers = self._topics.setdefault(topic, {})
-        if number not in numbers:
-            numbers[number] = _Progress(
-                TopicPartition(topic, number), committed=offset, until=offset
-            )
-        numbers[number].track(offset)
-
-    def _forget(self, partition: TopicPartition) -> None:
-        numbers = self._topics.get(partition.topic, {})
-        numbers.pop(partition.partition, None)
-        if not numbers:
-            self._topics.pop(partition.topic, None)
+    def _track(self, partition: TopicPartition, offset: int) -> None:
+        progress = self._progress.get(partition)
+        if progress is None:
+            progress = _Progress(partition, committed=offset, until=offset)
+            self._progress[partition] = progress
+        progress.track(offset)
 
 
 def _offsets(progress: Iterable[_Progress]) -> dict[TopicPartition, OffsetAndMetadata]:

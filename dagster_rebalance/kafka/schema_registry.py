@@ -49,7 +49,7 @@ class Registry:
 
     Args:
         settings: The settings of confluent-kafka's `SchemaRegistryClient`; numbers may be text.
-        limit_s: The time limit of a whole answer.
+        limit_s: The time limit of a whole response.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Registry:
         )
 
     def by_id(self, kind: SchemaType, schema_id: int, subject: str | None = None) -> SchemaText:
-        """Return the schema with an id of the subject's context, or else of the default context.
+        """Return the schema with an id, from the subject's context or else the default context.
 
         Raises:
             BrokerError: The registry could not be queried.
-            ConfigurationError: The settings of the registry cannot work.
+            ConfigurationError: The settings of the registry are invalid.
             UndecodableError: There is no such schema, it has another format, or it uses an
                 unsupported feature. The producer of the record chose the id.
         """
@@ -92,7 +92,7 @@ class Registry:
         return found
 
     def of_subject(self, kind: SchemaType, subject: str, version: int | None) -> SchemaText:
-        """Return the schema of a version of a subject; by default, of the latest.
+        """Return the schema of a version of a subject; by default, of the latest version.
 
         Raises:
             BrokerError: The registry could not be queried.
@@ -259,7 +259,7 @@ class Registry:
                 client = registry.SchemaRegistryClient(config)
             except Exception as problem:  # noqa: BLE001 - of many kinds, such as TLS
                 msg = (
-                    f"the settings of the schema registry at {self.name} cannot work: "
+                    f"the settings of the schema registry at {self.name} are invalid: "
                     f"{type(problem).__name__} {problem}"
                 )
                 raise ConfigurationError(msg) from None
@@ -274,7 +274,7 @@ class _NotFoundError(Exception):
 
 
 class _UnusableError(Exception):
-    """The schema cannot be used here, or lacks a part."""
+    """The schema uses an unsupported feature, or lacks a part."""
 
 
 def _kind(schema: Any) -> str:  # noqa: ANN401 - the client's own type
@@ -282,7 +282,7 @@ def _kind(schema: Any) -> str:  # noqa: ANN401 - the client's own type
 
 
 def _with_built_in(references: Mapping[str, str], text: str, what: str) -> dict[str, str]:
-    """Return the files that a Protobuf schema needs, each after its dependencies."""
+    """Return the files of a Protobuf schema, each after the files that it imports."""
     from google.protobuf import descriptor_pb2, descriptor_pool  # noqa: PLC0415 - optional
 
     found: dict[str, str] = {}

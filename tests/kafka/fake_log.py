@@ -35,6 +35,8 @@ class FakeLog:
         self.is_waiting = threading.Event()
         """Set while records are waited for."""
         self._coming: list[offsets.TopicPartition] = []
+        self.interleaves = False
+        """Whether records of all partitions are returned in turns, and not by partition."""
         self.is_throttled = False
         """Whether the broker answers each fetch with nothing, and not with the end either."""
 
@@ -83,18 +85,25 @@ class FakeLog:
             while self._coming:
                 self._group.produce(self._coming.pop())
         batch: list[Message] = []
-        for tp in [tp for tp in self._next if tp not in self._paused and not self.is_throttled]:
-            while len(batch) < num_messages and self._next[tp] < self._end(tp):
-                batch.append(
-                    Message(
-                        topic=tp.topic,
-                        partition=tp.partition,
-                        offset=self._next[tp],
-                        leader_epoch=3,
+        readable = [tp for tp in self._next if tp not in self._paused and not self.is_throttled]
+        most = 1 if self.interleaves else num_messages
+        while readable := [tp for tp in readable if self._next[tp] < self._end(tp)]:
+            for tp in readable:
+                for _ in range(
+                    min(most, num_messages - len(batch), self._end(tp) - self._next[tp])
+                ):
+                    batch.append(
+                        Message(
+                            topic=tp.topic,
+                            partition=tp.partition,
+                            offset=self._next[tp],
+                            leader_epoch=3,
+                        )
                     )
-                )
-                self._next[tp] += 1
-                self._returned.add(tp)
+                    self._next[tp] += 1
+                    self._returned.add(tp)
+            if len(batch) == num_messages:
+                break
         if len(batch) < num_messages:
             self._group.clock.advance(timeout)
         return batch

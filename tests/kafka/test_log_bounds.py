@@ -18,7 +18,13 @@ from dagster_rebalance.core.model.offsets import (
 )
 from dagster_rebalance.core.model.topics import StartTime
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
-from dagster_rebalance.kafka.log_bounds import BoundsReader, allowed, find, read_bounds
+from dagster_rebalance.kafka.log_bounds import (
+    BoundsReader,
+    allowed,
+    find,
+    longest_wait_s,
+    read_bounds,
+)
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG
 from tests.orchestration.parts import tp
@@ -38,6 +44,15 @@ def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:
     )
 
 
+def test_responses_about_more_partitions_have_more_time() -> None:
+    assert [longest_wait_s(range(count)) for count in (1, 2_499, 2_500, 10_000)] == [
+        1.5,
+        1.5,
+        3.0,
+        7.5,
+    ]
+
+
 def test_read_beyond_reads_high_watermarks_at_intervals() -> None:
     group, consumer = stage()
     group.open_transaction(tp(0), 4)
@@ -46,6 +61,28 @@ def test_read_beyond_reads_high_watermarks_at_intervals() -> None:
     assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4)}
     group.clock.advance(30)
     assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4, high_watermark=10)}
+
+
+def test_read_beyond_shows_the_end_of_a_transaction_once() -> None:
+    group, consumer = stage()
+    group.open_transaction(tp(0), 4)
+    reader = BoundsReader(consumer, group.clock, lambda _: None)
+    reader.read_beyond([tp(0)])
+    group.open_transaction(tp(0), None)
+    for mark in (10, None):
+        group.clock.advance(30)
+        assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 10, high_watermark=mark)}
+
+
+def test_reader_returns_the_same_bounds_until_they_change() -> None:
+    group, consumer = stage()
+    reader = BoundsReader(consumer, group.clock, lambda _: None)
+    first = reader.read_beyond([tp(0), tp(1)])
+    group.clock.advance(30)
+    group.produce(tp(1))
+    for found in (reader.read_beyond([tp(0), tp(1)]), reader.read([tp(0), tp(1)])):
+        assert found[tp(0)] is first[tp(0)]
+        assert found[tp(1)] == Bounds(0, 11)
 
 
 def test_find_looks_a_start_time_up_without_a_commit() -> None:

@@ -182,7 +182,7 @@ def test_committed_records_are_not_kept() -> None:
         tracker.track(Polled(P0, offset) for offset in range(start, start + 100))
         finish(tracker, *reversed(range(start, start + 100)))
         tracker.commit(broker)
-        (kept,) = tracker._all()
+        (kept,) = tracker._progress.values()
         assert (kept.unfinished, kept.heap) == (set(), [])
 
 

@@ -53,8 +53,8 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     """Consumer whose revokes can be delayed, for asyncio.
 
     It takes the arguments of `RebalanceAwareConsumer`, and its methods are coroutines. Any task may
-    call any method: operations run while a poll waits, and polls run one at a time. If the task of
-    a poll is cancelled, the next poll returns its records.
+    call any method: operations run while a poll waits, and polls run one at a time. If a task is
+    cancelled during its poll, the next poll returns the records.
 
     Example:
         ```python
@@ -111,7 +111,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         await self.close()
 
     def set_rebalance_listener(self, listener: AnyListener | None) -> None:
-        """Set the listener for changes of the assignment from the next poll on; None removes it.
+        """Set the listener for assignment changes from the next poll on; None removes it.
 
         Callbacks of an `AsyncRebalanceListener` run in the event loop. Callbacks of a
         `RebalanceListener` are plain functions and run in the consumer's thread.
@@ -189,7 +189,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         *,
         timeout: float | None = None,
     ) -> PollResult:
-        """Poll, and return the changes of the assignment with the records."""
+        """Poll, and return the records and the assignment changes."""
         wait_s = poll_timeout_s(timeout_s, timeout)
         return await self._poll(lambda: self._consumer.poll_with_rebalance(wait_s, max_records))
 
@@ -202,7 +202,19 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         return self
 
     async def __anext__(self) -> Message:
-        """Return the next record; each record is polled separately."""
+        """Return the next record; the consumer reads ahead as in `RebalanceAwareConsumer`."""
+        ahead = self._consumer.ahead
+        records, taken = ahead.records, ahead.taken
+        if (
+            taken < len(records)
+            and self._is_quiet()
+            # Plain steps, without a call: a signal handler may raise or take records in between.
+            and ahead.is_checked
+            and ahead.records is records
+            and ahead.taken == taken
+        ):
+            ahead.taken = taken + 1
+            return records[taken]
         is_over = False
         while not (is_over or self._closing):
             records, is_over = await self._poll(self._consumer.next_for_iteration)
@@ -225,6 +237,14 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     async def member_id(self) -> str:
         """Return the id of this member in the group; empty before it joined."""
         return self._consumer.member_id
+
+    def _is_quiet(self) -> bool:
+        """Return whether no other task uses the consumer, and a poll would only return a record."""
+        return (
+            not (self._closing or self._polling.locked())
+            and self._owner.is_idle
+            and self._consumer.is_quiet()
+        )
 
     def _closed(self, closing: asyncio.Future[None]) -> None:
         if self._consumer.is_closed and not closing.cancelled():
@@ -260,8 +280,8 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     def _turn(self) -> asyncio.Lock:
         """Return the lock of the running poll.
 
-        It is held until the task has its records, or has returned them: otherwise a later poll, or
-        the commit of a listener, would count them as read.
+        The lock is held until the task has received the records of the poll, or has returned them.
+        Otherwise a later poll, or a listener's commit, would count the records as read.
         """
         loop = asyncio.get_running_loop()
         if self._consumer.loop is not loop:

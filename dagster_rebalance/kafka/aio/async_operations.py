@@ -173,5 +173,5 @@ def refuse_in_callback(call: str) -> None:
     """
     callback = _CALLBACK.get()
     if callback is not None and callback.is_running:
-        msg = f"{call} inside a rebalance callback: return from it first"
+        msg = f"{call} inside a rebalance callback: return from the callback first"
         raise IllegalStateError(msg)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.kafka.client.owner_thread import OwnerThread
-from dagster_rebalance.kafka.consumer.consumer import DEFAULT_POLL_S, RebalanceAwareConsumer
+from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class PollCaller:
     """The task that waits for a poll; it can be cancelled at any time.
 
-    Either it receives the result, or the result counts as undelivered.
+    Either the task receives the result, or the result counts as undelivered.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         self.owner = OwnerThread("consumer")
         self.loop: asyncio.AbstractEventLoop | None = None
         self.waiting = 0
-        """Number of calls that wait for the end of the running poll, which then returns early."""
+        """Number of calls that wait for the running poll. If there are any, it returns early."""
         self._caller = PollCaller()
 
     @property
@@ -68,7 +68,7 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         return self._state.guard.is_forked
 
     def poll_for(self, caller: PollCaller, poll: Callable[[], T]) -> T:
-        """Poll until the time-out, or until the caller stops waiting."""
+        """Poll until the timeout, or until the caller stops waiting."""
         self._caller = caller
         try:
             result = poll()
@@ -81,8 +81,8 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         return result
 
     def next_for_iteration(self) -> tuple[list[Message], bool]:
-        """Poll once for the next record; return it, and whether the iteration must end."""
-        records = [] if self._woken else self._poll_once(DEFAULT_POLL_S, 1)
+        """Poll once; return the next record, if any, and whether the iteration must end."""
+        records = [] if self._woken else self._poll_ahead()
         is_over = self._woken and not records
         if is_over:
             self._woken = False
@@ -92,8 +92,12 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
             self._state.fetcher.is_open = False
         return records, is_over
 
+    def is_quiet(self) -> bool:
+        """Return whether the next poll would only return a record, if one was read ahead."""
+        return not self._woken and self._state.guard.is_free and self._rebalances.is_quiet
+
     def redeliver(self) -> None:
-        """Let the next poll return the records and the events of the last one again."""
+        """Let the next poll return the records and the events of the last poll again."""
         self._rebalances.redeliver()
 
     def wait_for(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -60,7 +60,7 @@ def to_confluent(
 def to_commit(
     partition: TopicPartition, offset: OffsetAndMetadata
 ) -> confluent_kafka.TopicPartition:
-    """Return the partition for a commit of the client."""
+    """Return the partition with the offset and metadata of a commit."""
     if not isinstance(offset, OffsetAndMetadata):
         msg = (
             f"a commit for {partition} must be an OffsetAndMetadata with the next offset, "
@@ -77,7 +77,7 @@ def to_commit(
 
 
 def from_committed(partition: confluent_kafka.TopicPartition) -> OffsetAndMetadata | None:
-    """Return the committed offset that the client found; None if the group has none."""
+    """Return the committed offset in a client's response; None if the group has none."""
     if partition.offset < 0:
         return None
     epoch: int | None = partition.leader_epoch

@@ -29,7 +29,7 @@ class Client(Protocol):
 
 
 class Credentials:
-    """User and password of the user's function, called each 30 s in the background. Thread-safe."""
+    """User and password from `credentials_cb`, called every 30 s in the background. Thread-safe."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Credentials:
 
         Raises:
             BrokerError: The function failed.
-            ConfigurationError: The function returned another value.
+            ConfigurationError: The function did not return a user and a password.
         """
         if self._known is None:
             self._known = self._call()

@@ -50,9 +50,9 @@ class ClientDefault:
         name: The name of the setting in librdkafka.
         clients: The clients that receive it.
         reason: Why librdkafka's default does not fit.
-        value: Its value, unless it is derived.
+        value: The value of the setting, unless it is derived.
         derived: The documented value of a setting whose value the caller of `client_config` passes.
-        is_fixed: Whether the value replaces the user's.
+        is_fixed: Whether the value overrides the value that the user sets.
         unless: A prefix: if the user sets a name that begins with it, the default is left out.
     """
 

@@ -1,7 +1,7 @@
 # ruff: noqa: SLF001 - the codes of librdkafka's own errors begin with an underscore, and are public
 """Convert errors of the Kafka client to errors of this package, each with advice on what to do.
 
-The class of a commit's error tells whether the commit met a rebalance or the partition is lost.
+The class of a commit's error shows whether a rebalance is in progress or the partition is lost.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _BUSY = frozenset(
         KafkaError._WAIT_CACHE,
     }
 )
-"""Apache's clients retry these as well; librdkafka calls none of them retriable."""
+"""Apache's clients retry these errors as well; librdkafka does not report them as retriable."""
 UNKNOWN_TOPIC = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 )
@@ -141,9 +141,9 @@ POLL_FIRST = KafkaError._RETRY
 
 _REFUSED_WITHIN_S = 1.0
 _LONGEST_S = 2_000_000.0
-"""The client counts a timeout in milliseconds of 32 bits. With a longer one it does not wait."""
+"""The client has timeouts in milliseconds of 32 bits. With a longer timeout it does not wait."""
 RECENT_ERRORS = 20
-"""The number of reported errors that a client keeps to find the cause of a time-out."""
+"""The number of reported errors that a client keeps to find the cause of a timeout."""
 
 _VALUE = re.compile(
     r'(?<=^Invalid value) ".*"(?= for configuration property)'
@@ -294,10 +294,10 @@ def is_transient(error: KafkaError) -> bool:
 
 
 def is_unreadable(message: Message, error: KafkaError) -> bool:
-    """Return whether the client or the broker cannot read a batch of a partition.
+    """Return whether an error means that the client or the broker cannot read a record batch.
 
-    Without a topic, the error is that of a request in flight while the client dropped a response.
-    The client reports the reason in its error callback.
+    An error without a topic belongs to a request that was in flight when the client dropped a
+    response. The client passes the reason to its error callback.
     """
     return error.code() in (_UNREADABLE if message.topic() else UNPARSABLE)
 
@@ -319,7 +319,7 @@ def broker_error(
     partitions: Iterable[TopicPartition] = (),
     topics: Collection[str] = (),
 ) -> BrokerError:
-    """Convert the error of a request for partitions or, if none are known, topics; not a commit."""
+    """Convert the error of a request for partitions or topics. For commits, use `commit_error`."""
     reasons = dict.fromkeys(partitions, error_text(error))
     return BrokerError(
         operation.explain(error, partition_names(reasons)),
@@ -335,7 +335,7 @@ def unreadable_error(
     operation: Operation,
     way_out: str,
 ) -> BrokerError:
-    """Return the error of partitions whose batch at the next offset cannot be read."""
+    """Return the error for partitions whose record batch at the next offset cannot be read."""
     reasons = {
         tp: f"{tp} at offset {offsets[tp]}: {error_text(error)} ({error.name()})"
         for tp, error in sorted(errors.items())
@@ -350,9 +350,9 @@ def unreadable_error(
 def unparsable_error(
     error: KafkaError, offsets: Mapping[TopicPartition, int], operation: Operation
 ) -> BrokerError:
-    """Return the error of a response that the client could not parse.
+    """Return the error for a response that the client could not parse.
 
-    `offsets` has the next offset of each partition that the response may have had records of.
+    `offsets` has the next offset of each partition whose records may have been in the response.
     """
     due = [f"{tp} at offset {offset}" for tp, offset in sorted(offsets.items())]
     about = f"; the response may be of {first_few(due)}" if due else ""
@@ -365,7 +365,7 @@ def unparsable_error(
 def commit_error(
     error: KafkaError, operation: Operation, partitions: Iterable[TopicPartition], *, holding: bool
 ) -> BrokerError:
-    """Convert the error of a commit. Its class tells whether the partitions are still owned."""
+    """Convert the error of a commit. The class shows whether the partitions are still owned."""
     reasons = dict.fromkeys(partitions, error_text(error))
     code = error.code()
     message = operation.explain(error, partition_names(reasons))
@@ -373,7 +373,7 @@ def commit_error(
         return PartitionLostError(message, partitions=reasons)
     if code in FENCED_IN_HOLD:
         message = (
-            f"{operation.name} met a rebalance: {error_text(error)} ({error.name()}); "
+            f"{operation.name} failed in a rebalance: {error_text(error)} ({error.name()}); "
             "poll, then commit again if the partitions are still assigned"
         )
         return RebalanceInProgressError(message, partitions=reasons)
@@ -388,7 +388,7 @@ def commit_error(
 
 
 def root_cause(recent: Iterable[KafkaError], error: KafkaError) -> KafkaError:
-    """Return the reason behind a time-out among the errors that a client reported recently.
+    """Return the cause of a timeout, from the errors that the client reported recently.
 
     A client reports refusals and failed connections only through its callbacks.
     """
@@ -404,9 +404,9 @@ def root_cause(recent: Iterable[KafkaError], error: KafkaError) -> KafkaError:
 def with_timeout(
     call: Callable[[float], _Answer], timeout_s: float, cause: Callable[[KafkaError], KafkaError]
 ) -> _Answer:
-    """Call with a time limit, but stop after a second if Kafka refused the client.
+    """Call a function with a time limit, but stop after a second if Kafka refused the client.
 
-    The client itself would retry with a wrong password. An infinite time-out is 23 days.
+    The client itself would retry with a wrong password. An infinite timeout becomes 23 days.
     """
     first = min(timeout_s, _REFUSED_WITHIN_S)
     try:
@@ -436,9 +436,9 @@ def without_frames(error: BrokerError) -> BrokerError:
 
 
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:
-    """Convert the error of a client that could not be created from its settings.
+    """Convert the exception from creating a client with invalid settings.
 
-    librdkafka's text names the setting. Its value is removed: it may be a misplaced password.
+    librdkafka's text names the setting. The value is removed: it may be a misplaced password.
     """
     text = kafka_error(exception).str() if isinstance(exception, KafkaException) else str(exception)
     text = _VALUE.sub("", text.strip())
@@ -469,7 +469,7 @@ def _is_retriable(error: KafkaError) -> bool:
 
 
 def _real_code(error: KafkaError) -> int:
-    """Return the code of the reason: a fatal error has it only in its text."""
+    """Return the code of the cause, which a fatal error has only in its text."""
     if error.code() == KafkaError._FATAL and "ConsumerGroupHeartbeat" in error.str():
         return next(
             (code for text, code in _FATAL_TEXTS.items() if text in error.str()), error.code()

@@ -1,6 +1,6 @@
 """Tokens of the user's `oauth_cb`, shared by all clients of one configuration.
 
-Reports a wrong result before a client is created: the client itself would wait for 10 s and then
+Reports an invalid result before a client is created: the client itself would wait for 10 s and then
 report no token, or end with an error that cannot be caught (confluent-kafka 2.16.1, `error_cb`).
 A token never appears in a message.
 """
@@ -34,7 +34,7 @@ _LONGEST_S = 10 * 365 * 86_400.0
 
 
 class Tokens:
-    """Tokens of the user's function, of which the last one is cached. Thread-safe.
+    """Returns tokens of the user's function, and caches the last one. Thread-safe.
 
     Args:
         function: Takes the text of `sasl.oauthbearer.config`; returns the token and its expiry, in
@@ -109,7 +109,7 @@ def _why_no_token(token: Token, now: float) -> str | None:
 
 
 def _is_accepted(rest: tuple[object, ...]) -> bool:
-    """Return whether the client accepts the values after the expiry; others may end the process."""
+    """Return whether the values after the expiry are valid: invalid ones may crash the process."""
     match rest:
         case () | (str(),):
             return True

@@ -23,20 +23,24 @@ T = TypeVar("T")
 
 
 class _Job:
-    def __init__(self, function: Callable[[], Any], *, nested: bool) -> None:
+    def __init__(self, function: Callable[[], Any], unfinished: set[_Job], *, nested: bool) -> None:
         self.function = function
         self.nested = nested
         self.future: Future[Any] = Future()
+        self._unfinished = unfinished
+        unfinished.add(self)
 
     def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
+        is_wanted = self.future.set_running_or_notify_cancel()
         try:
-            result = self.function()
+            result = self.function() if is_wanted else None
         except BaseException as problem:  # noqa: BLE001 - the future passes it to its waiter
+            self._unfinished.discard(self)
             self.future.set_exception(problem)
         else:
-            self.future.set_result(result)
+            self._unfinished.discard(self)
+            if is_wanted:
+                self.future.set_result(result)
 
 
 class OwnerThread:
@@ -45,21 +49,27 @@ class OwnerThread:
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._postponed: deque[_Job] = deque()
+        self._unfinished: set[_Job] = set()
         self._stopped = False
         self._process = os.getpid()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, function: Callable[[], T], *, nested: bool = True) -> Future[T]:
-        """Run a function; a `nested` one also while a job that is not nested waits."""
+        """Run a function. If `nested`, it also runs while a job that is not nested waits."""
         if os.getpid() != self._process:
             msg = "the consumer was created in the parent process of this fork: create one here"
             raise IllegalStateError(msg)
         if self._stopped:
             msg = "the consumer is closed: create a new one"
             raise IllegalStateError(msg)
-        job = _Job(function, nested=nested)
+        job = _Job(function, self._unfinished, nested=nested)
         self._jobs.put(job)
         return job.future
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all submitted jobs have ended."""
+        return not self._unfinished
 
     def serve(self, timeout_s: float = 0.0) -> None:
         """Wait for the first nested job, and run all that are queued. Only for use by a job."""
@@ -77,7 +87,7 @@ class OwnerThread:
         return future.result()
 
     def stop(self) -> None:
-        """Accept no more jobs, and end once the submitted ones have run."""
+        """Accept no more jobs, and end the thread after the submitted jobs."""
         self._stopped = True
         self._jobs.put(None)
 

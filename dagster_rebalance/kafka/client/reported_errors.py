@@ -40,7 +40,7 @@ class ConnectionErrors:
         self.clear()
 
     def with_callbacks(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings of a client with callbacks that also call the user's."""
+        """Return the settings of a client, with callbacks that also call the user's callbacks."""
         return {
             **config,
             "error_cb": _both(self._record, config.get("error_cb")),
@@ -48,7 +48,7 @@ class ConnectionErrors:
         }
 
     def clear(self) -> None:
-        """Clear all reports: the client has made progress since."""
+        """Clear all reports, because the client has made progress."""
         self._last: KafkaError | None = None
         self._recorded_at = float("-inf")
         self._throttled_s = 0.0
@@ -106,7 +106,7 @@ class MissingTopics:
         return is_known
 
     def mark_found(self, partitions: Iterable[TopicPartition]) -> None:
-        """Forget the topics of assigned partitions: these exist."""
+        """Forget the topics of assigned partitions, which exist."""
         self._known.difference_update(tp.topic for tp in partitions)
 
 

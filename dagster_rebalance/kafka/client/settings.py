@@ -1,6 +1,6 @@
 """Derive the settings of the member, the fetcher and the other clients from one user config.
 
-Owns which settings are refused, and which are derived from the hold limit. Never connects: only the
+Decides which settings are refused, and derives others from the hold limit. Never connects: only the
 creation of a client shows whether the client accepts the settings.
 """
 
@@ -36,7 +36,7 @@ _CONNECTION = re.compile(
     r"|(oauth_cb|log_level|logger|debug|api\.version\.request|receive\.message\.max\.bytes)$"
 )
 _FETCH_SIZES = frozenset({"fetch.max.bytes", "message.max.bytes"})
-"""`receive.message.max.bytes` must fit to them in each consumer."""
+"""In each consumer, `receive.message.max.bytes` must fit these settings."""
 _GROUP_ONLY = frozenset(
     [
         "group.protocol",
@@ -66,8 +66,9 @@ _LATEST = frozenset({"latest", "largest", "end"})
 class Settings:
     """Validated settings; `user` is the user's mapping, secrets included.
 
-    `strategy` is that of a classic group: `cooperative-sticky`, or eager ones, separated by commas.
-    `hold_limit_s` is the intended limit of a hold; the broker ends a hold at `max_poll_interval_s`.
+    `strategy` is the assignment strategy of a classic group: `cooperative-sticky`, or eager
+    strategies, separated by commas. `hold_limit_s` is the intended limit of a hold, but the broker
+    ends a hold only at `max_poll_interval_s`.
     """
 
     user: Mapping[str, Any] = field(repr=False)
@@ -148,7 +149,7 @@ class Settings:
 
 
 def with_login(config: Mapping[str, Any], credentials: Credentials | None = None) -> dict[str, Any]:
-    """Return the settings with user and password in place of the function that returns them."""
+    """Return the settings with user and password instead of `credentials_cb`."""
     plain = {name: value for name, value in config.items() if name != CREDENTIALS}
     if CREDENTIALS not in config:
         return plain
@@ -162,7 +163,7 @@ def isolation_level(config: Mapping[str, Any]) -> str:
 
 
 def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
-    """Validate a config mapping; raise `ConfigurationError` for a setting that cannot work."""
+    """Validate a config mapping; raise `ConfigurationError` for an invalid setting."""
     _refuse(_type_problems(config))
     user: dict[str, Any] = {**(config.get("default.topic.config") or {}), **config}
     user.pop("default.topic.config", None)
@@ -185,7 +186,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
 
 
 def checked_seconds(name: str, value: object) -> None:
-    """Raise `ConfigurationError` unless a value is a number of seconds from 0 on."""
+    """Raise `ConfigurationError` unless a value is a non-negative number of seconds."""
     is_seconds = (
         isinstance(value, int | float)
         and not isinstance(value, bool)
@@ -243,8 +244,8 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
         )
     if _is_on(config.get("enable.partition.eof", False)):
         yield (
-            "'enable.partition.eof' is on: a poll returns records, and the end of a partition is "
-            "none. Remove it, and call current_lag, or compare position with end_offsets"
+            "'enable.partition.eof' is on: a poll returns only records, not ends of partitions. "
+            "Remove it, and call current_lag, or compare position with end_offsets"
         )
 
 
@@ -299,7 +300,7 @@ def _group_problems(
     if _COOPERATIVE in strategy and len(set(strategy)) > 1:
         yield (
             "'partition.assignment.strategy' mixes eager and cooperative strategies. This client "
-            "cannot be a member of both kinds. Leave one kind; a group moves to "
+            "cannot be a member of both kinds. Keep one kind; a group moves to "
             "'cooperative-sticky' in two rolling bounces by way of 'group.protocol'='consumer' "
             "(Kafka 4), as docs/upgrading.md describes"
         )
@@ -324,7 +325,7 @@ def _max_poll_interval_s(config: Mapping[str, Any], protocol: str, hold_limit_s:
         return chosen
     derived = hold_limit_s + HOLD_MARGIN_S
     if protocol == "classic":
-        # librdkafka refuses a poll interval below the session time-out.
+        # librdkafka refuses a poll interval below the session timeout.
         timeout_ms = _int(config, "session.timeout.ms", _DEFAULT_SESSION_TIMEOUT_MS)
         derived = max(derived, timeout_ms / 1000)
     return derived

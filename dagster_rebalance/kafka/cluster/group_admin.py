@@ -60,7 +60,7 @@ _HAS_MEMBERS = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.STALE_MEMBER_EPOCH,
 }
-"""The error depends on the protocol and on the state of the group."""
+"""Errors of a group with members. They depend on the protocol and on the state of the group."""
 
 
 class GroupAdmin(AdminConnection):
@@ -106,13 +106,13 @@ class GroupAdmin(AdminConnection):
         Kafka has no conditional write, so a commit in the milliseconds between the two requests is
         overwritten.
 
-        `shown` has the offsets that must be stored before, those that the operator has seen.
+        `shown` has the offsets that the operator has seen: they must still be stored.
         `timeout_s` limits each of the two requests.
 
         Raises:
-            BrokerError: Other offsets than those of `shown` are stored, and nothing was moved;
-                the group has members; or Kafka did not answer or refused. In the last two cases,
-                some of several partitions may be stored.
+            BrokerError: Kafka stores other offsets than `shown`, so nothing was moved; the group
+                has members; or Kafka did not answer or refused. In the last two cases, the offsets
+                of some partitions may have been moved.
         """
         group_id = self._settings.group_id
         found = self._committed(offsets, timeout_s)
@@ -180,11 +180,10 @@ class GroupAdmin(AdminConnection):
             reader.close()
 
     def _result(self, answer: Future[_Answer]) -> _Answer:
-        """Wait for the answer of a request, but stop after a second if Kafka refused the client.
+        """Wait for the result of a request, but stop after a second if Kafka refused the client.
 
-        A request that Kafka did not answer leaves a lookup of the coordinator in its client.
-        librdkafka 2.16 aborts the process if a broker becomes available later, so that client is
-        dropped at once.
+        A request without a response leaves a coordinator lookup in its client. librdkafka 2.16
+        aborts the process if a broker becomes available later, so the client is dropped at once.
         """
         while not wait([answer], _STEP_S).done:
             error = self._root_cause(KafkaError(NOT_ANSWERED))
@@ -204,7 +203,7 @@ class GroupAdmin(AdminConnection):
         vars(self).pop("_client", None)
 
     def _retried(self, call: Callable[[float], _Answer], timeout_s: float) -> _Answer:
-        """Call, and retry while the coordinator moves or restarts."""
+        """Call a function, and retry while the coordinator moves or restarts."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:

@@ -49,7 +49,7 @@ def find_truncated(
 ) -> dict[TopicPartition, bool]:
     """Return whether the log no longer reaches each position.
 
-    The result lacks partitions whose leaders do not answer in time.
+    The result omits partitions whose leaders do not answer in time.
     """
     if not positions:
         return {}

@@ -57,13 +57,13 @@ def parse_partition(call: str, value: object) -> TopicPartition:
 
 def parse_partitions(call: str, values: object) -> frozenset[TopicPartition]:
     """Return partitions in this package's type."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
+    if isinstance(values, (str, TopicPartition)) or not isinstance(values, Iterable):
         raise _unexpected(call, f"a collection of partitions, each {_A_PARTITION}", values)
     return frozenset(parse_partition(call, value) for value in values)
 
 
 def parse_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return the offsets to commit; each must be one that Kafka can store."""
+    """Return the offsets to commit; refuse offsets that Kafka cannot store."""
     offsets = {
         tp: _to_offset(call, value) if isinstance(value, confluent_kafka.TopicPartition) else value
         for tp, value in _pairs(call, values, "OffsetAndMetadata").items()
@@ -76,7 +76,7 @@ def parse_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMe
 
 
 def parse_times(call: str, values: object) -> dict[TopicPartition, int]:
-    """Return times in milliseconds; a confluent-kafka partition has it in place of the offset.
+    """Return times in milliseconds. In a confluent-kafka partition, the offset is the time.
 
     Kafka interprets some negative times as the ends of the log, so they are refused.
     """
@@ -144,11 +144,11 @@ def parse_pattern(call: str, pattern: object) -> re.Pattern[str]:
 
 
 def parse_seconds(call: str, value: object) -> float:
-    """Return a time-out; values below 0 are infinite, as in confluent-kafka."""
+    """Return a timeout; values below 0 are infinite, as in confluent-kafka."""
     # A comparison, because math.isnan fails for large whole numbers.
     if isinstance(value, int | float) and not isinstance(value, bool) and value == value:  # noqa: PLR0124
         return value if 0 <= value < _ENDLESS_S else math.inf
-    raise _unexpected(call, "a number of seconds as time-out", value)
+    raise _unexpected(call, "a number of seconds as timeout", value)
 
 
 def parse_max_records(call: str, value: object) -> int:
@@ -210,7 +210,7 @@ def _check_commit(call: str, commit: OffsetAndMetadata) -> None:
     if not _is_whole(epoch):
         raise _unexpected(call, "a whole number as leader_epoch, or None", epoch)
     if not _NO_EPOCH <= epoch <= _LAST_EPOCH:
-        msg = f"{call}: {epoch} is not a leader epoch; pass that of the last record, or None"
+        msg = f"{call}: {epoch} is not a leader epoch; pass the last record's epoch, or None"
         raise ValueError(msg)
 
 

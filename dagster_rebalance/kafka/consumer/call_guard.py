@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import threading
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,9 @@ class _RunningCall(NamedTuple):
         return frame is not None
 
 
+_GUARDS: weakref.WeakSet[CallGuard] = weakref.WeakSet()
+
+
 class CallGuard:
     """Admits one thread at a time to a consumer, as Kafka's own consumer does."""
 
@@ -46,12 +50,14 @@ class CallGuard:
         """Whether the running call is in a callback; set by that call."""
         self.is_closed = False
         """Whether all further calls are refused; set by the running call."""
-        self._process = os.getpid()
+        self.is_forked = False
+        """Whether this process is a fork of the process that created the consumer."""
+        _GUARDS.add(self)
 
     @property
-    def is_forked(self) -> bool:
-        """Whether this process is a fork of the process that created the consumer."""
-        return os.getpid() != self._process
+    def is_free(self) -> bool:
+        """Whether `exclusive` would admit a call."""
+        return not (self._running or self.is_closed or self.is_forked)
 
     def exclusive(self, call: str) -> AbstractContextManager[object]:
         """Admit a call that must not run inside another one."""
@@ -59,7 +65,7 @@ class CallGuard:
         outer = self._outer_call()
         if outer is not None:
             inside = (
-                "inside a rebalance callback: return from it first"
+                "inside a rebalance callback: return from the callback first"
                 if self.in_callback
                 else f"in a signal handler or callback that interrupts {outer}: "
                 f"call wakeup() there, and {call} once it has returned"
@@ -84,7 +90,7 @@ class CallGuard:
             raise IllegalStateError(msg)
 
     def _outer_call(self) -> str | None:
-        """Return the running call of this thread.
+        """Return the running call of this thread, or None.
 
         A signal handler may raise between any two steps, so an ended call can still be registered.
         """
@@ -129,3 +135,12 @@ def _caller() -> FrameType | None:
         # A frame that references itself keeps its callers, with the records of their polls, until
         # Python collects cycles.
         del frame
+
+
+def _mark_forked() -> None:
+    for guard in _GUARDS:
+        guard.is_forked = True
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_mark_forked)

@@ -42,8 +42,8 @@ def without_mark(metadata: str) -> tuple[str, bool]:
 class CallerCommits:
     """Sends the commits of one consumer and delivers their results.
 
-    The collections are live: the assignment of the API, the member's events that are not handled
-    yet, and the partitions whose commits carry a pause mark.
+    The collections in the arguments are live: the assignment of the API, the member's events that
+    are not handled yet, and the partitions whose commits carry a pause mark.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CallerCommits:
     def commit(self, offsets: Offsets, timeout_s: float | None = None) -> CommitResult:
         """Commit in one request and wait for the result.
 
-        A commit without an answer within `timeout_s` counts as failed, and may be stored.
+        A commit without a result within `timeout_s` counts as failed, but may still be stored.
         """
         accepted, refused = self._check_ownership(offsets)
         if not accepted:
@@ -79,7 +79,7 @@ class CallerCommits:
         return CommitResult(result.committed, {**result.failed, **refused})
 
     def commit_later(self, offsets: Offsets, callback: CommitCallback | None) -> None:
-        """Send a commit in one request; its callback is due when the answer has arrived."""
+        """Send a commit in one request; its callback is due when the result has arrived."""
         accepted, refused = self._check_ownership(offsets)
 
         def answered(result: CommitResult) -> None:
@@ -108,21 +108,26 @@ class CallerCommits:
             for tp in event.partitions
         )
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there are events or callbacks for the next poll."""
+        return bool(self._events or self._due)
+
     def take_events(self) -> list[GroupEvent]:
-        """Return the member's other events during the wait for a commit."""
+        """Return, and clear, the events that arrived while a commit waited for its result."""
         events, self._events = self._events, []
         return events
 
     def take_due(self) -> Iterator[Callable[[], None]]:
         """Yield the callbacks of answered commits, in the order of the answers.
 
-        The next call yields the callbacks that the caller has not taken.
+        If the caller stops early, the next call yields the remaining callbacks.
         """
         while self._due:
             yield self._due.pop(0)
 
     def finish(self, timeout_s: float) -> list[GroupEvent]:
-        """Wait for all answers, fail commits without one, and return the member's other events."""
+        """Wait for all commits, fail those without a result, and return events as `take_events`."""
         if self._unanswered:
             self._settle(timeout_s)
         for offsets, answered in self._unanswered.values():

@@ -26,6 +26,7 @@ from dagster_rebalance.kafka.consumer.rebalance import RebalanceHandler
 from dagster_rebalance.kafka.consumer.state import ConsumerState
 from dagster_rebalance.kafka.member.member import Member
 from dagster_rebalance.kafka.reading.fetcher import Fetcher
+from dagster_rebalance.kafka.reading.read_ahead import ReadAhead
 from dagster_rebalance.kafka.reading.start_positions import StartPositions
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ _IDLE_SLICE_S = 0.1
 revoke request."""
 _READ_SLICE_S = 0.05
 _LEAVE_S = 10.0
+_MOST_AHEAD = 500
+"""CPython collects garbage after 700 new objects, which takes longer than reading them."""
 DEFAULT_POLL_S = 1.0
 
 
@@ -60,9 +63,8 @@ class PollResult:
         to_be_revoked: The partitions that will be revoked in the next poll, unless they are
             delayed.
         lost: The partitions that were lost during this poll.
-        events: The changes of the assignment since the previous poll, in order. If a poll raises an
-            error, the next one returns its events. If you use both kinds of polls, each returns
-            only the events of its own calls.
+        events: The assignment changes since the previous poll, in order. If a poll raises an error,
+            the next poll returns its events. Changes in calls of `poll` are not included.
     """
 
     records: list[Message]
@@ -83,15 +85,15 @@ class RebalanceAwareConsumer(ConsumerOperations):
         config: A librdkafka config mapping, with `bootstrap.servers` and `group.id`. The group
             protocol is `consumer` (KIP-848, Kafka 4) unless `group.protocol` is `classic`.
         hold_limit_s: The longest time that you will delay a revoke. The consumer does not end a
-            delay at this limit: all partitions are lost at `max.poll.interval.ms`, which is 15 s
-            longer unless it is set (in the classic protocol at least the session time-out).
-        fetch: Whether records are read. If False, `poll` returns none, and the consumer only takes
-            part in the group.
-        complete_revoke_in_same_poll: Let `poll` complete each revoke in the poll that it is
-            requested in, as other consumers do.
-        pause_marks: What happens to the marks of `pause` when their partitions leave the
-            assignment: `keep` them until the partitions return, `clear` them (KAFKA-20385), or
-            `carry` them to the next owner. Marks of topics and of the whole consumer always stay.
+            delay at this limit. At `max.poll.interval.ms` all partitions are lost; its default is
+            this limit plus 15 s (in the classic protocol, at least the session timeout).
+        fetch: Whether records are read. If False, `poll` returns no records, and the consumer only
+            takes part in the group.
+        complete_revoke_in_same_poll: Let `poll` complete each revoke in the call that receives the
+            request, as other consumers do.
+        pause_marks: The effect on the marks of `pause` when their partitions leave the assignment:
+            `keep` them until the partitions return, `clear` them (KAFKA-20385), or `carry` them to
+            the next owner. Marks of topics and of the whole consumer always stay.
         probe_interval_s: How often the consumer verifies its membership with the broker during a
             hold.
         discovery_interval_s: How often new partitions (classic protocol) and topics (patterns) are
@@ -101,7 +103,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
         cluster: A cluster for tests without Kafka.
 
     Raises:
-        ConfigurationError: A setting cannot work; the message names it.
+        ConfigurationError: A setting is invalid; the message names it.
 
     Example:
         ```python
@@ -160,8 +162,10 @@ class RebalanceAwareConsumer(ConsumerOperations):
             on_error.pop_all()
         self._rebalances = RebalanceHandler(state)
         self._same_poll = complete_revoke_in_same_poll
+        self.ahead = fetcher.ahead if fetcher else ReadAhead()
+        self._read_ahead = 1
         if isinstance(member, Member):
-            # At the end of the interpreter, the broker detects the end by the session time-out.
+            # At the end of the interpreter, the broker detects the end by the session timeout.
             weakref.finalize(self, member.abandon).atexit = False
 
     def __reduce__(self) -> NoReturn:
@@ -213,12 +217,13 @@ class RebalanceAwareConsumer(ConsumerOperations):
         with self._state.guard.exclusive("subscribe"):
             self._state.subscription = subscription
             self._state.member.subscribe(subscription)
+            self._rebalances.poll_again()
 
     def set_rebalance_listener(self, listener: AnyRebalanceListener | None) -> None:
-        """Set the listener for changes of the assignment from the next poll on; None removes it.
+        """Set the listener for assignment changes from the next poll on; None removes it.
 
         `on_partitions_revoked` is called when a revoke is completed, while the partitions are still
-        in the assignment; with delayed revokes that is in the first poll after the last delay.
+        in the assignment. A delayed revoke is completed in the first poll after the last delay.
         `get_to_be_revoked_partitions` reports the request.
         """
         self._rebalances.callbacks.set_listener(listener)
@@ -294,8 +299,8 @@ class RebalanceAwareConsumer(ConsumerOperations):
         waits while one of its members delays.
 
         Returns:
-            False when some of the partitions are not assigned (lost, revoked or never owned). The
-            others are delayed.
+            True if all of the partitions are assigned. If some are not (lost, revoked or never
+            owned), the others are still delayed.
         """
         return self._state.revokes.delay(parse_partitions("delay_revoke", partitions))
 
@@ -307,8 +312,8 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
         Args:
             offsets: The next offset of each partition.
-            timeout_s: How long to wait for the result, as for `commit_sync`. A commit that is not
-                answered in time counts as failed.
+            timeout_s: Maximum wait for the result, as for `commit_sync`. A commit without a result
+                in time counts as failed, but may still be stored.
         """
         return self._state.commits.commit(
             parse_offsets("commit_offsets", offsets), parse_limit("commit_offsets", timeout_s)
@@ -316,7 +321,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
     @guarded
     def pause_topics(self, topics: Iterable[str]) -> None:
-        """Return no records of these topics, future partitions included, until `resume_topics`.
+        """Let `poll` return no records of topics, new partitions included, until `resume_topics`.
 
         Raises:
             IllegalStateError: A topic is not subscribed to.
@@ -334,7 +339,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
     @guarded
     def resume_topics(self, topics: Iterable[str]) -> None:
-        """Undo `pause_topics`, or except topics from a paused pattern.
+        """Undo `pause_topics`, or exempt topics from a paused pattern.
 
         Pauses of single partitions stay.
         """
@@ -343,7 +348,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
     @guarded
     def pause_pattern(self, pattern: re.Pattern[str]) -> None:
-        """Return no records of topics whose whole name matches, until `resume_pattern`.
+        """Let `poll` return no records of topics whose whole name matches, until `resume_pattern`.
 
         The pause also covers topics that do not exist yet.
         """
@@ -358,7 +363,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
     @guarded
     def pause_all(self) -> None:
-        """Return no records until `resume_all`; `poll` keeps the consumer in its group."""
+        """Let `poll` return no records until `resume_all`, but keep the consumer in its group."""
         self._state.pauses.is_everything_paused = True
         self._state.withhold()
 
@@ -387,8 +392,8 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
         Raises:
             BrokerError: An error that needs action; the message names the action. The consumer
-                stays usable: after a fatal error of the client its partitions are lost, and it
-                rejoins the group.
+                stays usable. After a fatal error of the client, its partitions are lost, and the
+                consumer rejoins the group.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
         records = self._poll_once(poll_timeout_s(timeout_s, timeout), max_records)
@@ -406,7 +411,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
         *,
         timeout: float | None = None,
     ) -> PollResult:
-        """Poll, and return the changes of the assignment with the records (KIP-983, variant 1).
+        """Poll, and return the records and the assignment changes (KIP-983, variant 1).
 
         A revoke that is requested in this poll is completed in the next one, also with
         `complete_revoke_in_same_poll`. Arguments and errors are those of `poll`.
@@ -428,7 +433,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
         """Let the poll that waits, or else the next one, return at once without an error.
 
         No record and no event of a rebalance is lost. An iteration over the consumer ends. Any
-        thread and a signal handler may call it.
+        thread and a signal handler may call this method.
         """
         # A plain flag: a signal handler must not wait for a lock of the thread it interrupts.
         self._woken = True
@@ -441,16 +446,31 @@ class RebalanceAwareConsumer(ConsumerOperations):
     def __next__(self) -> Message:
         """Return the next record.
 
-        Each record is polled separately: the position is after the last returned record, and a
-        partition can be revoked between two records. Work that continues beyond that needs `poll`
-        and `delay_revoke`.
+        The position is after the last returned record, and a partition can be revoked between two
+        records. The consumer reads ahead. It drops records of partitions that leave the assignment
+        or are paused in between. Work that continues beyond the next record needs `poll` and
+        `delay_revoke`.
 
         Raises:
             StopIteration: `wakeup` was called.
             BrokerError: As in `poll`; you can continue the iteration.
         """
+        ahead = self.ahead
+        records, taken = ahead.records, ahead.taken
+        if (
+            taken < len(records)
+            and not self._woken
+            and self._state.guard.is_free
+            and self._rebalances.is_quiet
+            # Plain steps, without a call: a signal handler may raise or take records in between.
+            and ahead.is_checked
+            and ahead.records is records
+            and ahead.taken == taken
+        ):
+            ahead.taken = taken + 1
+            return records[taken]
         for record in self._next_or_nothing():
-            # Plain steps, without a call: a signal handler may raise in between.
+            # Likewise.
             self._state.is_delivered = True
             if self._state.fetcher:
                 self._state.fetcher.is_open = False
@@ -459,7 +479,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
     def _next_or_nothing(self) -> list[Message]:
         while not self._has_to_return():
-            records = self._poll_once(DEFAULT_POLL_S, 1)
+            records = self._poll_ahead()
             if records:
                 return records
             # An iteration discards the events of a poll.
@@ -469,13 +489,23 @@ class RebalanceAwareConsumer(ConsumerOperations):
         self._woken = False
         return []
 
+    def _poll_ahead(self) -> list[Message]:
+        """Poll for one record, and read ahead as many as the caller takes until the next poll."""
+        is_fast = not self.ahead.left and self._rebalances.is_quiet
+        self._read_ahead = (
+            min(self._read_ahead * 2, _MOST_AHEAD) if is_fast else max(self._read_ahead // 2, 1)
+        )
+        return self._poll(DEFAULT_POLL_S, 1, same_poll=self._same_poll, read_ahead=self._read_ahead)
+
     def _has_to_return(self) -> bool:
         return self._woken
 
     def _poll_once(self, timeout_s: float, max_records: int) -> list[Message]:
         return self._poll(timeout_s, max_records, same_poll=self._same_poll)
 
-    def _poll(self, timeout_s: float, max_records: int, *, same_poll: bool) -> list[Message]:
+    def _poll(
+        self, timeout_s: float, max_records: int, *, same_poll: bool, read_ahead: int = 0
+    ) -> list[Message]:
         parse_max_records("poll", max_records)
         has_begun = False
         try:
@@ -484,7 +514,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
                     self._state.fetcher.begin()
                 has_begun = True
                 return self._wait_for_records(
-                    self._state.clock() + timeout_s, max_records, same_poll=same_poll
+                    self._state.clock() + timeout_s, max_records, read_ahead, same_poll=same_poll
                 )
         except BaseException:
             # A signal handler may raise anywhere, even after the client has returned records.
@@ -493,9 +523,15 @@ class RebalanceAwareConsumer(ConsumerOperations):
             raise
 
     def _wait_for_records(
-        self, deadline: float, max_records: int, *, same_poll: bool
+        self, deadline: float, max_records: int, read_ahead: int, *, same_poll: bool
     ) -> list[Message]:
         clock, fetcher, rebalances = self._state.clock, self._state.fetcher, self._rebalances
+        if (
+            fetcher
+            and rebalances.is_quiet
+            and (records := fetcher.read(max_records, 0.0, read_ahead))
+        ):
+            return records
         rebalances.callbacks.begin()
         must_return = rebalances.start_poll()
         while True:
@@ -504,11 +540,8 @@ class RebalanceAwareConsumer(ConsumerOperations):
                 0.0 if fetcher else min(left_s, _IDLE_SLICE_S), same_poll=same_poll
             )
             rebalances.callbacks.raise_deferred()
-            records = (
-                fetcher.read(max_records, 0.0 if is_urgent else min(left_s, _READ_SLICE_S))
-                if fetcher
-                else []
-            )
+            wait_s = 0.0 if is_urgent else min(left_s, _READ_SLICE_S)
+            records = fetcher.read(max_records, wait_s, read_ahead) if fetcher else []
             if records or is_urgent or not left_s:
                 return records
             self._between_slices()
@@ -518,7 +551,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
 
 def poll_timeout_s(timeout_s: float | None, timeout: float | None) -> float:
-    """Return the time-out of a poll, by this package's name or by confluent-kafka's.
+    """Return the timeout of a poll, by this package's name or by confluent-kafka's.
 
     Raises:
         TypeError: Both are given, or it is not a number.

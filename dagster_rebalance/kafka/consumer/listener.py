@@ -1,4 +1,4 @@
-"""Rebalance listeners: with the consumer (KAFKA-20385), without it, and several as one."""
+"""Rebalance listeners: with a consumer argument (KAFKA-20385), without it, and composite ones."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CALLBACKS: tuple[Callback, ...] = get_args(Callback)
 
 
 class RebalanceListener(ABC):
-    """Listener for changes of the assignment.
+    """Listener for assignment changes.
 
-    An exception reaches the caller of `poll`, once; the rebalance completes, the other callbacks
-    are still called, and the consumer stays usable.
+    If a callback raises, `poll` raises this exception once. The rebalance still completes, the
+    other callbacks are called, and the consumer stays usable.
     """
 
     @abstractmethod
@@ -45,8 +45,8 @@ class RebalanceListener(ABC):
     ) -> None:
         """Handle partitions that are given up when this call returns.
 
-        They are still in the assignment: this is the last chance to commit. With delayed revokes it
-        is called when the revoke is completed, not when it is requested.
+        They are still in the assignment: this is the last chance to commit. A delayed revoke calls
+        this method when it is completed, not when it is requested.
         """
 
     def on_partitions_lost(
@@ -62,7 +62,7 @@ class RebalanceListener(ABC):
 
 @RebalanceListener.register
 class ConsumerRebalanceListener(ABC):
-    """Listener for changes of the assignment, without the consumer.
+    """Listener for assignment changes, without the consumer.
 
     Deprecated (KAFKA-20385): derive from `RebalanceListener`, whose methods receive the consumer.
 
@@ -131,8 +131,8 @@ class ForwardingListener(RebalanceListener):
 class CompositeRebalanceListener(ForwardingListener):
     """Several listeners as one, called in the order given.
 
-    If one fails, the others are still called. The first exception of a callback reaches the caller
-    of `poll`; further ones are logged.
+    If a listener raises, the others are still called. `poll` raises the first exception of a
+    callback; further exceptions are logged.
     """
 
     def __init__(self, *listeners: AnyRebalanceListener) -> None:

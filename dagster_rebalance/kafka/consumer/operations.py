@@ -1,7 +1,7 @@
 """The operations that a consumer shares with the consumer of a rebalance callback.
 
-Each one is defined here once. `kafka.aio.async_operations` derives its asyncio form. None of them
-polls, leaves the group or changes the subscription.
+Each operation is defined here once; `kafka.aio.async_operations` derives its asyncio form. No
+operation polls, leaves the group or changes the subscription.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ConsumerGroupMetadata:
 
 
 def guarded(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
-    """Refuse an operation while another thread uses the consumer, and after its end."""
+    """Refuse an operation while another thread uses the consumer, and after `close`."""
     call = method.__name__
 
     @functools.wraps(method)
@@ -81,7 +81,7 @@ class ConsumerOperations:
 
     @guarded
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the assignment, including partitions to be revoked and without lost ones."""
+        """Return the assignment, including partitions to be revoked, without lost partitions."""
         return frozenset(self._state.assigned)
 
     @guarded
@@ -93,17 +93,17 @@ class ConsumerOperations:
         Args:
             offsets: The next offset of each partition; by default the current position of every
                 partition that was read.
-            timeout_s: How long to wait for the result. By default, until the client gives up: after
-                46 s without a broker. In the classic protocol, a rebalance in which another member
-                holds a revoke extends the wait until the end of that hold. A commit that is not
-                answered in time may still be stored, before the partition is released.
+            timeout_s: Maximum wait for the result. By default the client gives up after 46 s
+                without a broker. In the classic protocol, a rebalance in which another member holds
+                a revoke extends the wait until the end of that hold. A commit without a result in
+                time may still be stored, before the partition is released.
 
         Raises:
             PartitionLostError: A partition is no longer assigned. Commit nothing for it.
             RebalanceInProgressError: The partition is still assigned: poll, then commit again
                 (KIP-429).
-            BrokerError: The broker could not be reached, or refused. `partitions` names the failed
-                partitions; the others are committed.
+            BrokerError: The broker could not be reached, or refused. Its attribute `partitions`
+                names the failed partitions; the others are committed.
         """
         parsed = self._parse_offsets("commit_sync", offsets)
         limit_s = parse_limit("commit_sync", timeout_s)
@@ -125,7 +125,7 @@ class ConsumerOperations:
                 partition that was read.
             callback: Called in a later `poll`, `unsubscribe` or `close` with the offsets and the
                 error that `commit_sync` would raise, or None. Without a callback, errors are
-                logged. No partition is released before its commits are answered.
+                logged. No partition is released before the results of its commits have arrived.
         """
         parsed = self._parse_offsets("commit_async", offsets)
         self._state.commits.commit_later(parsed, parse_callback("commit_async", callback))
@@ -134,14 +134,14 @@ class ConsumerOperations:
     def committed(
         self, partitions: Iterable[AnyPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offsets of any partitions; None where it has none."""
+        """Return the group's committed offset of each partition, assigned or not, or None."""
         return self._state.commits.committed(
             parse_partitions("committed", partitions), parse_seconds("committed", timeout_s)
         )
 
     @guarded
     def position(self, partition: AnyPartition, timeout_s: float = 10.0) -> int:
-        """Return the next offset that `poll` returns; without a fetcher, where reading would start.
+        """Return the next offset that `poll` returns; with `fetch=False`, the start position.
 
         Raises:
             IllegalStateError: The partition is not assigned.
@@ -166,13 +166,13 @@ class ConsumerOperations:
 
     @guarded
     def seek_to_beginning(self, partitions: Iterable[AnyPartition]) -> None:
-        """Continue reading at the first offset of the log; without partitions, of all assigned."""
+        """Continue reading at the first offset of the log. Default: all assigned partitions."""
         for tp in parse_partitions("seek_to_beginning", partitions) or self._state.assigned.copy():
             self._seek(tp, "earliest")
 
     @guarded
     def seek_to_end(self, partitions: Iterable[AnyPartition]) -> None:
-        """Continue reading at the next produced record; without partitions, of all assigned."""
+        """Continue reading at the next produced record. Default: all assigned partitions."""
         for tp in parse_partitions("seek_to_end", partitions) or self._state.assigned.copy():
             self._seek(tp, "latest")
 
@@ -192,8 +192,8 @@ class ConsumerOperations:
     ) -> dict[TopicPartition, int]:
         """Return the offsets of the next records of any partitions, in one request.
 
-        With `isolation.level` `read_committed`, the default, this is the first offset of the oldest
-        open transaction.
+        With `isolation.level` `read_committed`, the default, and an open transaction, this is the
+        first offset of the oldest open transaction.
         """
         return self._state.cluster.end_offsets(
             parse_partitions("end_offsets", partitions), parse_seconds("end_offsets", timeout_s)
@@ -203,7 +203,7 @@ class ConsumerOperations:
     def offsets_for_times(
         self, timestamps: AnyTimestamps, timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Return the first records at or after times in milliseconds; None where there is none."""
+        """Return the first record at or after each time in milliseconds, or None without one."""
         return self._state.cluster.offsets_for_times(
             parse_times("offsets_for_times", timestamps),
             parse_seconds("offsets_for_times", timeout_s),
@@ -227,9 +227,9 @@ class ConsumerOperations:
     def current_lag(self, partition: AnyPartition) -> int | None:
         """Return the number of offsets left to read, as of the last fetch.
 
-        Return None while the number is not known, and without a fetcher. The lag counts to the high
-        watermark. Kafka's own consumer counts to the last stable offset when it reads committed
-        records only; librdkafka does not report that offset.
+        Return None while the number is not known, and with `fetch=False`. The lag counts to the
+        high watermark. With `read_committed`, Kafka's own consumer counts to the last stable
+        offset, which librdkafka does not report.
 
         Raises:
             IllegalStateError: The partition is not assigned.
@@ -241,9 +241,9 @@ class ConsumerOperations:
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Return the latest statistics of librdkafka.
 
-        The `member` takes part in the group, and the `fetcher` reads. The statistics of each are
-        empty before the first `statistics.interval.ms` is over, and while that setting is off,
-        which is the default.
+        The client `member` takes part in the group, and the client `fetcher` reads. Both statistics
+        are empty until the first `statistics.interval.ms` is over. By default this setting is off,
+        and they stay empty.
         """
         self._check_usable()
         return {
@@ -255,13 +255,13 @@ class ConsumerOperations:
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Return the identity with which a producer commits offsets in a transaction.
 
-        Call it before each `send_offsets_to_transaction`: after a loss the consumer is another
-        member.
+        Call this method before each `send_offsets_to_transaction`: when partitions are lost, the
+        consumer becomes another member.
 
         Raises:
             BrokerError: The client did not answer, or partitions were lost and no poll has reported
                 the loss.
-            IllegalStateError: The consumer carries pause marks, with commits that are independent
+            IllegalStateError: The consumer has `pause_marks="carry"`, whose commits are independent
                 of the transaction.
         """
         state = self._state
@@ -302,10 +302,10 @@ class ConsumerOperations:
 
     @guarded
     def pause(self, partitions: Iterable[AnyPartition]) -> None:
-        """Return no records of these partitions until `resume`.
+        """Let `poll` return no records of these partitions until `resume`.
 
-        The partitions need not be assigned or exist. The fetcher drops the records that it has read
-        ahead, and reads them again after `resume`. For the effect of a rebalance see `pause_marks`.
+        The partitions need not be assigned or exist. The fetcher drops prefetched records, and
+        reads them again after `resume`. For the effect of a rebalance see `pause_marks`.
         """
         self._state.pauses.partitions.update(parse_partitions("pause", partitions))
         self._state.withhold()
@@ -324,7 +324,7 @@ class ConsumerOperations:
     def paused(self) -> frozenset[TopicPartition]:
         """Return the partitions named in `pause`, and all assigned partitions that are paused.
 
-        A pause of its topic, or of the whole consumer, pauses an assigned partition too.
+        An assigned partition is also paused by a pause of its topic or of the whole consumer.
         """
         pauses = self._state.pauses
         return pauses.among(self._state.assigned) | pauses.partitions
@@ -372,9 +372,9 @@ class RebalanceConsumer(ConsumerOperations):
         _ = self._state
 
     def expire(self) -> None:
-        """End the use of this object; the consumer calls it after the callback.
+        """End the use of this object; the consumer calls this method after the callback.
 
-        A listener may keep the object: it must not keep the clients of a dropped consumer open.
+        A listener may keep the object, which must not keep the clients of a dropped consumer open.
         """
         self._live_state = None
 

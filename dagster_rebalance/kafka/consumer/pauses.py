@@ -1,4 +1,4 @@
-"""Pause marks of the user, and their transfer to the next owner of a partition.
+"""Pause marks that a caller sets, and their transfer to the next owner of a partition.
 
 Marks are independent of the assignment: no rebalance changes them, and they may name partitions,
 topics and patterns that are not assigned or do not exist yet.
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 MARKS_LIMIT_S = 1.0
 """How long a poll waits for Kafka to read or store marks."""
 _BACKOFF_S = 5.0
-"""For this time after a wait without an answer, polls do not wait."""
+"""For this time after a wait without a response, polls do not wait."""
 _SHORTEST_REQUEST_S = 0.5
 """The client closes its connection to the coordinator if a request times out, so no request is sent
 with less time."""
@@ -38,12 +38,12 @@ class Pauses:
     """Pause marks by partition, by topic and for the whole consumer.
 
     The fetcher returns no records of a partition that any of the three marks covers. The last call
-    that names a topic, by name or by pattern, decides: a topic can be excepted from a pattern.
+    that names a topic, by name or by pattern, decides, so a topic can be exempt from a pattern.
     """
 
     def __init__(self) -> None:
         self.partitions: set[TopicPartition] = set()
-        """The partitions with a mark; a new object never replaces this set."""
+        """The partitions with a mark. This set object is never replaced."""
         self._topics: dict[str | re.Pattern[str], bool] = {}
         self.is_everything_paused = False
 
@@ -56,7 +56,7 @@ class Pauses:
         )
 
     def among(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Return the paused ones of `partitions`."""
+        """Return the partitions that are paused, of those given."""
         return frozenset(filter(self.covers, partitions))
 
     def pause_topics(self, topics: Iterable[str | re.Pattern[str]]) -> None:
@@ -84,12 +84,12 @@ class Pauses:
 
 
 class CarriedPauses:
-    """Pause marks that travel with their partitions in the metadata of the committed offset.
+    """Pause marks that move with their partitions, in the metadata of the committed offset.
 
-    A mark is read after an assignment and written before the partition leaves. To write it, the
-    committed offset is committed again; without one, the position where reading starts (`position`
-    returns it within a timeout). No offset changes. While the coordinator is unavailable, each step
-    of a poll waits for `MARKS_LIMIT_S` at most.
+    A mark is read after an assignment and written before the partition leaves. To write a mark, the
+    committed offset is committed again; if there is none, the start position (`position` returns it
+    within a timeout). No offset changes. While the coordinator is unavailable, each step of a poll
+    waits for at most `MARKS_LIMIT_S`.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class CarriedPauses:
     def read(self, limit_s: float) -> None:
         """Apply the stored marks of newly assigned partitions.
 
-        A mark without an answer within `limit_s` stays unread until the next call.
+        If a mark cannot be read within `limit_s`, it stays unread until the next call.
         """
         committed = self._committed(self._unread, limit_s)
         stored = {
@@ -139,7 +139,7 @@ class CarriedPauses:
     def write(self, assigned: Collection[TopicPartition], limit_s: float) -> None:
         """Store the marks that differ, or may differ, from those in Kafka.
 
-        A mark without an answer within `limit_s` is tried again by the next call.
+        If a mark cannot be stored within `limit_s`, the next call retries.
         """
         deadline = self._clock() + limit_s
         marked, stored = frozenset(self._pauses.partitions), self._commits.stored_marks
@@ -158,7 +158,7 @@ class CarriedPauses:
         # Without a commit there is no mark to remove.
         stored.update(dict.fromkeys(uncommitted - marked, False))
         refused = self._store(committed, deadline)
-        # After the others: an unavailable leader may consume the whole timeout.
+        # After the other marks: an unavailable leader may consume the whole timeout.
         refused.update(self._store(self._starts(uncommitted & marked, deadline), deadline))
         error = CommitResult(frozenset(), refused).worst_error()
         if error is not None:

@@ -1,11 +1,12 @@
-"""Apply the events of the group member: assignments, revoke requests, losses and commit results.
+"""Apply the member's events: assignments, revoke requests, lost partitions and commit results.
 
-Owns the order of the steps of a rebalance: revoke lists, listener, fetcher and release.
-`kafka.consumer.revoke_lists` makes every decision about the lists, and `poll` decides when.
+Defines the order of the rebalance steps: update the revoke lists, call the listener, stop the
+fetcher, release to Kafka. `kafka.consumer.revoke_lists` decides what is on which list.
 """
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.group_ports import GroupEvent
 
 
+_POLL_AGAIN_S = 0.1
+"""How long polls return records without polling the member, if nothing happens in the group."""
+
+
 class RebalanceHandler:
     """Applies the events of one consumer's member to its state.
 
@@ -41,11 +46,24 @@ class RebalanceHandler:
         self.callbacks = Callbacks(state)
         self.events: list[AssignmentEvent] = []
         """The changes of the assignment since the last delivered poll."""
+        self._poll_at = -math.inf
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a poll may omit the member, which was polled just now and has no news."""
+        state = self._state
+        return not (state.member.has_news or state.commits.has_news) and (
+            state.clock() < self._poll_at
+        )
+
+    def poll_again(self) -> None:
+        """Let the next poll poll the member."""
+        self._poll_at = -math.inf
 
     def start_poll(self) -> bool:
         """Complete due revokes; return whether the poll must return without delay.
 
-        It must if the caller did not receive the revokes and losses of the previous poll.
+        The poll must if the caller did not receive the revokes and lost partitions of the last one.
         """
         state = self._state
         if not state.is_delivered:
@@ -76,11 +94,15 @@ class RebalanceHandler:
             pending.popleft()
             del event  # see `without_frames`
         self._run_commit_callbacks()
+        state = self._state
+        is_over = not (self.events or state.revoking or state.revokes.lost or state.carried_pauses)
+        self._poll_at = state.clock() + _POLL_AGAIN_S if is_over else -math.inf
         return is_urgent
 
     def redeliver(self) -> None:
         """Let the next poll return the records and the events of an undelivered poll again."""
         self._state.is_delivered = False
+        self.poll_again()
         self._state.withhold()
         if self._state.fetcher:
             self._state.fetcher.put_back_unseen()
@@ -88,6 +110,7 @@ class RebalanceHandler:
     def give_up_all(self, timeout_s: float) -> float:
         """Revoke all partitions for the API; return the time left to wait for Kafka."""
         state = self._state
+        self.poll_again()
         self._clear_delivered_events()
         self.callbacks.begin()
         left_s = self._finish_commits(timeout_s)
@@ -126,7 +149,7 @@ class RebalanceHandler:
                 self.callbacks.defer(error)
 
     def _record(self, event: AssignmentEvent) -> None:
-        """Keep an event for the caller; an event that is applied again is kept once."""
+        """Keep an event for the caller. An event that is applied twice is kept once."""
         if event.partitions and event not in self.events[-1:]:
             self.events.append(event)
 
@@ -162,7 +185,7 @@ class RebalanceHandler:
         self._state.is_delivered = False
 
     def _complete(self, due: DueRevokes) -> None:
-        """Unassign completed partitions, and release a hold; if interrupted, the next poll does."""
+        """Unassign completed partitions, and release a hold. If interrupted, the next poll does."""
         state = self._state
         if due.completed:
             state.unassign(due.completed)

@@ -3,7 +3,7 @@
 Every partition is on at most one list. The client completes a revoke request as a whole (in
 librdkafka the first unassign ends it for all of its partitions), so completion has two levels: a
 partition that was not delayed is *completed*, and has left the API's assignment. It is *released*
-to Kafka with the others of its request, when the last of them has left the lists.
+to Kafka with the other partitions of its request, when the last of them has left the lists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DueRevokes:
 
 
 class RevokeLists:
-    """The revoke-next, revoke-thereafter and lost lists of one consumer."""
+    """Partitions that are lost, or revoked in the next poll (revoke-next) or the one thereafter."""
 
     def __init__(self) -> None:
         self._next: set[TopicPartition] = set()
@@ -62,9 +62,9 @@ class RevokeLists:
         return frozenset(self._unreleased)
 
     def start_poll(self) -> DueRevokes:
-        """Complete the revoke-next list, clear the lost list, and move delayed partitions up.
+        """Complete the revoke-next list, clear the lost list, and make delayed partitions next.
 
-        If the result of the previous poll was not delivered, complete and clear nothing of it.
+        If the caller did not receive the previous poll, its revokes and lost partitions stay.
         """
         if not self._is_undelivered:
             self.lost = frozenset()
@@ -79,7 +79,7 @@ class RevokeLists:
         self._is_undelivered = True
 
     def complete(self) -> DueRevokes:
-        """Complete the revoke-next list, and move delayed partitions up."""
+        """Complete the revoke-next list, and move delayed partitions to it."""
         self._next, self._thereafter = self._thereafter, set()
         unreleased = frozenset(self._unreleased)
         completed = unreleased - self._next
@@ -101,12 +101,10 @@ class RevokeLists:
         self._unreleased |= requested
 
     def delay(self, partitions: Iterable[TopicPartition]) -> bool:
-        """Move partitions from the revoke-next to the revoke-thereafter list.
-
-        Partitions on no list are ignored.
+        """Move partitions from the revoke-next to the revoke-thereafter list; ignore all others.
 
         Returns:
-            False when some of the partitions are not assigned; the others are delayed.
+            Whether all of the partitions are assigned. If not, the assigned ones are still delayed.
         """
         wanted = set(partitions)
         moved = wanted & self._next
@@ -128,5 +126,5 @@ class RevokeLists:
         self._assigned -= named
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Add partitions to the assignment; events of an earlier ownership do not deny a delay."""
+        """Add partitions to the assignment, so that they can be delayed."""
         self._assigned |= set(partitions)

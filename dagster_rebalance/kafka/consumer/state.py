@@ -1,7 +1,7 @@
 """State of one consumer, shared by its operations, its rebalances and its callback consumers.
 
-Owns the assignment of the API and the partitions whose records the fetcher withholds: paused ones,
-ones to be revoked, and ones whose carried pause mark has not been read.
+Owns the assignment of the API and the partitions whose records the fetcher withholds: paused
+partitions, partitions to be revoked, and partitions whose carried pause mark is not read yet.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ConsumerState:
         return topic in self.subscription
 
     def position(self, partition: TopicPartition, limit_s: float) -> int:
-        """Return the position of an assigned partition, and look it up if it is not known."""
+        """Return the position of an assigned partition; query Kafka if it is not known."""
         self.check_assigned("position", partition)
         known = self.fetcher.position(partition) if self.fetcher else None
         if known is not None and known.offset is not None:
@@ -126,7 +126,7 @@ class ConsumerState:
             self.fetcher.withhold(self.pauses.among(self.assigned) | self.revoking | unread)
 
     def update_revoking(self) -> None:
-        """Withhold the partitions whose revoke is not released, and no others."""
+        """Withhold exactly the partitions whose revoke is not released."""
         if self.revoking != self.revokes.unreleased:
             self.revoking = self.revokes.unreleased
             self.withhold()
@@ -148,6 +148,6 @@ class ConsumerState:
             self.fetcher.drop(partitions)
 
     def clear_marks_except(self, assigned: Collection[TopicPartition]) -> None:
-        """Clear the marks of partitions that left and are not in the new assignment."""
+        """Clear the marks of partitions that left and are not in the new assignment `assigned`."""
         self.pauses.partitions.difference_update(self._leaving_marks.difference(assigned))
         self._leaving_marks.clear()

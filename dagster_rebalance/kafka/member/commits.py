@@ -107,8 +107,8 @@ class Commits:
     ) -> None:
         """Add offsets to the next request, under the number of a ticket.
 
-        The caller had taken `events_taken` events: it must not commit for an earlier ownership.
-        `on_commit` is not called if the answer `is_awaited`.
+        `events_taken` is the number of events that the caller had taken: it must not commit for an
+        earlier assignment. `on_commit` is not called if the caller waits (`is_awaited`).
         """
         refused = {
             **oversized(offsets),
@@ -120,7 +120,7 @@ class Commits:
         )
 
     def send(self) -> None:
-        """Send the next request, and enqueue the answers.
+        """Send the next request, and enqueue the results.
 
         Waits without a limit (librdkafka fails the request after 46 s with a dead broker): an
         abandoned commit could be sent later under a newer generation, and overwrite a commit of the
@@ -158,7 +158,7 @@ class Commits:
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
         errors: Mapping[TopicPartition, KafkaError],
     ) -> None:
-        """Let `on_commit` be called once for each outcome: the client's partitions have no error.
+        """Let `on_commit` be called once for each result: the client's partitions have no error.
 
         The client itself calls it only for asynchronous commits.
         """
@@ -209,9 +209,9 @@ class Commits:
     def restore(
         self, partition: TopicPartition, stored: int, found: OffsetAndMetadata | None
     ) -> None:
-        """Restore the commit of a partition after a probe was stored at its offset.
+        """Restore the commit of a partition after a broker stored a probe at its offset.
 
-        It is this member's own commit or, without one, the commit that was found before.
+        The restored commit is this member's own or, without one, the commit that was found before.
         """
         own = self._known.get(partition) or found
         self.forget([partition])
@@ -237,7 +237,7 @@ class Commits:
     def _store(
         self, wanted: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, KafkaError]:
-        """Store offsets and return the errors. A failed commit may be stored, its answer lost."""
+        """Store offsets and return the errors. A failed commit may be stored without a response."""
         errors = self._commit(wanted)
         for pause_s in _EPOCH_PAUSES_S:
             late = {
@@ -266,8 +266,8 @@ class Commits:
     ) -> dict[TopicPartition, KafkaError]:
         """Send as many requests as the offsets need, one after another, and return the errors.
 
-        Stops after a request that fails as a whole: the next would fail too, slowly if the broker
-        is dead.
+        Stops after a request that fails as a whole: the next request would fail, too, and slowly if
+        the broker is dead.
         """
         errors: dict[TopicPartition, KafkaError] = {}
         whole: KafkaError | None = None
@@ -311,9 +311,9 @@ class Commits:
     ) -> dict[TopicPartition, KafkaError]:
         """Return the errors of a request in which the broker has refused some partitions.
 
-        The broker has stored the others, but confluent-kafka raises the error of one partition and
-        drops the answers. The offsets are read back, and not committed again: a transaction of the
-        caller may have moved one of them since.
+        The broker has stored the other partitions, but confluent-kafka raises the error of one
+        partition and drops the results. The offsets are read back, and not committed again: a
+        transaction of the caller may have moved one of them since.
         """
         try:
             found, errors = self.look_up(wanted, _READ_BACK_LIMIT_S)

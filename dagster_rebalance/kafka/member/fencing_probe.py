@@ -67,9 +67,9 @@ class Probe:
         self._refused_topics.clear()
 
     def check(self, session: SessionView) -> None:
-        """If it is due, read the committed offsets and send the commit.
+        """If a check is due, read the committed offsets and send the probe commit.
 
-        Ends the session if it was fenced or superseded.
+        Ends the session if the member was fenced or its hold superseded.
         """
         now = self._clock()
         if now < self._check_at:
@@ -102,12 +102,13 @@ class Probe:
     def _chosen(
         self, owned: Iterable[TopicPartition], held: Collection[TopicPartition]
     ) -> list[TopicPartition]:
-        """Return the partition to probe, none if every topic was refused in this hold.
+        """Return the partition to probe; none if every topic was refused in this hold.
 
-        A retained partition is preferred: it has no other owner if a broker stores the commit.
+        A retained partition is preferred: it has no other owner if a broker stores the probe.
         """
         candidates = [tp for tp in owned if tp.topic not in self._refused_topics]
-        return sorted(candidates, key=lambda tp: (tp in held, tp))[:1]
+        retained = [tp for tp in candidates if tp not in held]
+        return [min(retained or candidates)] if candidates else []
 
     def _skip_topic(self, partition: TopicPartition, error: KafkaError) -> None:
         """Probe another topic at once.

@@ -28,7 +28,7 @@ callback."""
 def unassign(
     consumer: confluent_kafka.Consumer, partitions: Iterable[TopicPartition], *, eager: bool
 ) -> None:
-    """Unassign partitions; with an eager strategy a client can only unassign all."""
+    """Unassign partitions. With an eager strategy, a client can only unassign all partitions."""
     if eager:
         consumer.unassign()
     else:
@@ -41,8 +41,8 @@ def leave(consumer: confluent_kafka.Consumer) -> None:
     `close()` ends the group's state machine and runs the waiting callbacks. After each callback
     confluent-kafka requests the assign or unassign from librdkafka while it holds Python's lock. If
     two callbacks wait (an assignment that was not polled for, or the empty one after a released
-    hold; and the revoke of the close), the answer to the first ends the state machine. The request
-    of the second may then be dropped without an answer, and every thread of the process waits for
+    hold; and the revoke of the close), the reply to the first ends the state machine. The request
+    of the second may then be dropped without a reply, and every thread of the process waits for
     ever (librdkafka #4041 and #4884). After an unsubscribe and polls, no callback waits.
 
     Seen with confluent-kafka 2.12.0 and 2.16.1 on a mock cluster: 9 of 329 closes with everything

@@ -1,7 +1,7 @@
 # ruff: noqa: D102 - `GroupMember` documents them
-"""The member of the group, as its caller sees it: the caller's side of a `Session`.
+"""The group member in the caller's thread; a `Session` is its part in the client's thread.
 
-The assigned, held and lost partitions are those of the events that `poll` has returned. A failed
+The assigned, held and lost partitions follow from the events that `poll` has returned. A failed
 hold (fenced, superseded, expired) or a fatal error of the client ends the membership: the member
 reports all of its partitions lost exactly once, and rejoins with a new client.
 """
@@ -71,7 +71,7 @@ _LEAVE_TIMEOUT_S = 10.0
 _WAIT_SLICE_S = 1.0
 """How often a waiting caller is recorded as present, and the session checked."""
 _EXTRA_WAIT_S = 0.2
-"""The caller waits longer than the client by this, to receive the client's own error."""
+"""The caller waits this much longer than the client, to receive the client's own error."""
 _CALLBACKS_S = 0.2
 _ENDED = "the membership has ended"
 _REJOIN_AFTER_S = 1.0
@@ -127,15 +127,19 @@ class Member:
     def held(self) -> frozenset[TopicPartition]:
         return self._held
 
+    @property
+    def has_news(self) -> bool:
+        return bool(self._events or self._session.has_news)
+
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset() if self._closed else frozenset(self._owned)
 
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
         """Take part in the group for these topics, from the next poll on.
 
-        During a hold it takes effect after the release. A pattern must match the whole name. It is
-        matched here, against Kafka's list of topics and with Python's rules; internal topics
-        (`__...`) never match.
+        During a hold, a subscription takes effect after the release. A pattern must match the whole
+        name. The member matches it with Python's rules against Kafka's list of topics; internal
+        topics (`__...`) never match.
         """
         self._check_usable("subscribe")
         self._subscription = subscription
@@ -164,7 +168,7 @@ class Member:
                 session.wait_until_left(deadline - self._clock())
 
     def abandon(self) -> None:
-        """Leave the group in the background. Any thread may call it, at any time."""
+        """Leave the group in the background. Any thread may call this method, at any time."""
         self._session.leave()
 
     def poll(self, timeout_s: float) -> list[GroupEvent]:
@@ -213,7 +217,7 @@ class Member:
         return ticket
 
     def settle(self, timeout_s: float) -> bool:
-        self._check_usable("a commit with a time-out")
+        self._check_usable("a commit with a timeout")
         return self._wait(lambda: not self._in_flight, self._clock() + timeout_s)
 
     def committed(
@@ -367,7 +371,10 @@ class Member:
         if lost:
             self._events.append(PartitionsLost(tuple(sorted(lost)), reason))
             self._owned, self._held = set(), frozenset()
-        if self._session.fatal_error is None:
+        if self._session.fatal_error is None and reason is LostReason.FAILED:
+            self._session.leave()
+            self._rejoin_at = self._clock() + _REJOIN_AFTER_S
+        elif self._session.fatal_error is None:
             self._rejoin()
         else:
             # The broker would most likely refuse the next client as well, if it joined at once.
@@ -382,7 +389,7 @@ class Member:
             self._rejoin_later(problem)
 
     def _rejoin_later(self, problem: BrokerError | ConfigurationError) -> None:
-        """Report why there is no session, and leave it to `_try_rejoin` to create one."""
+        """Report why there is no session; `_try_rejoin` creates one later."""
         self._rejoin_at = math.inf
         self._events.append(RequestFailed(problem))
 
@@ -440,7 +447,7 @@ class Member:
             raise KafkaException(KafkaError(NOT_ANSWERED, why)) from None
 
     def _root_cause(self, error: KafkaError) -> KafkaError:
-        """Return the reason behind a time-out."""
+        """Return the reported error that caused a timeout."""
         self._session.wait_for_callbacks(_CALLBACKS_S)
         return root_cause(self._session.recent_errors, error)
 

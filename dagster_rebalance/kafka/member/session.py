@@ -1,9 +1,10 @@
-# ruff: noqa: D102 - `SessionView` documents them
+# ruff: noqa: D102 - `SessionView` documents the methods without a docstring
 """One membership in the group: a confluent Consumer with a separate thread, from join to leave.
 
 To hold a revoke, the thread stays in the client's `on_revoke` callback until the member releases
 the partitions. librdkafka heartbeats, the thread commits from inside the callback, and the group
-gives the partitions to no other member (docs/held-revoke.md). Callbacks never raise.
+gives the partitions to no other member (docs/held-revoke.md). A callback never raises, and the
+client never keeps a partition that is not in `owned`: both end the membership.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import threading
 from collections import deque
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
@@ -65,17 +66,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Arguments = ParamSpec("_Arguments")
 
 _SLICE_S = 0.1
 """How long the thread waits for requests between two polls of the client: the delay with which it
 notices a rebalance."""
 
 
-class Session:
-    """One confluent Consumer in the group, with all partitions paused: records are read elsewhere.
+def _callback(
+    function: Callable[Concatenate[Session, _Arguments], None],
+) -> Callable[Concatenate[Session, _Arguments], None]:
+    """Let a failing callback of the client end the membership instead of raising."""
 
-    Only its thread calls the client: a commit from another thread was seen to hang during a `poll`.
-    `polled_at`, the time of the caller's last poll, is kept up to date by the caller.
+    @wraps(function)
+    def run(session: Session, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
+        session.run_or_end(partial(function, session, *args, **kwargs))
+
+    return run
+
+
+class Session:
+    """One confluent Consumer in the group, with all partitions paused: a fetcher reads the records.
+
+    Only its thread calls the client, because a commit from another thread may hang during a `poll`.
+    The caller sets `polled_at` at each of its polls.
     """
 
     def __init__(
@@ -88,11 +102,14 @@ class Session:
         self._settings = settings
         self._clock = clock
         self._discovery = discovery
-        self._owned: dict[TopicPartition, int] = {}
+        self._owned_since_event: dict[TopicPartition, int] = {}
+        """The number of the event that reported each partition as assigned."""
         self._events_queued = 0
+        # The first one counts. `append` is atomic, and two threads may end the membership.
         self._end_reasons: deque[LostReason] = deque()
         self.leave_requested = False
         self._is_settling = False
+        """Whether a release was sent, and the assignment that follows it has not arrived."""
         self._has_unsubscribed = False
         self._topics: tuple[str, ...] = ()
         self._has_joined = False
@@ -141,7 +158,7 @@ class Session:
 
     def submit_or_end(self, function: Callable[[], None]) -> None:
         """Run a function as `submit` does, and end the membership if it fails."""
-        self._thread.submit(partial(self._run_or_end, function))
+        self._thread.submit(partial(self.run_or_end, function))
 
     def wait(self, timeout_s: float) -> None:
         """Wait for an event, or for `notify`."""
@@ -152,22 +169,27 @@ class Session:
 
     def notify(self) -> None:
         """End the wait of the caller. Any thread and a signal handler may call it."""
-        # A queue written in C: the thread that a signal interrupts may hold the lock of a
-        # `threading.Event`. One entry is enough, and a caller that never waits removes none.
+        # `SimpleQueue.put` is reentrant. A signal handler could deadlock on a `threading.Event`. At
+        # most about one entry is queued.
         if self._notifications.empty():
             self._notifications.put(None)
 
     def wait_for_callbacks(self, timeout_s: float) -> None:
-        """Wait until the client was polled once more, and has reported why it cannot connect.
+        """Wait for the next poll of the client, which serves queued callbacks.
 
-        Times out during a hold.
+        A callback may report why the client cannot connect. The wait times out during a hold.
         """
         self._polled.clear()
         self._polled.wait(timeout_s)
 
     @property
+    def has_news(self) -> bool:
+        """Whether there are events that the caller has not taken, or the membership has ended."""
+        return bool(self._events or self._end_reasons)
+
+    @property
     def next_event(self) -> SessionEvent | None:
-        """The oldest event that the caller has not taken, if any."""
+        """The oldest event that the caller has not taken, or None."""
         return self._events[0] if self._events else None
 
     def take_event(self) -> None:
@@ -193,7 +215,7 @@ class Session:
     def wait_until_left(self, timeout_s: float) -> None:
         """Wait after `leave` until the client is closed.
 
-        After the time-out, the leave continues in the background.
+        After the timeout, the leave continues in the background.
         """
         timeout_s = min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
         try:
@@ -208,11 +230,12 @@ class Session:
     # For commits, probe and discovery, in this session's thread
 
     def owns(self, partition: TopicPartition, events_taken: int) -> bool:
-        return partition in self._owned and self._owned[partition] <= events_taken
+        since = self._owned_since_event.get(partition)
+        return since is not None and since <= events_taken
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
-        return frozenset(self._owned)
+        return frozenset(self._owned_since_event)
 
     def enqueue(self, event: SessionEvent) -> None:
         self._events_queued += 1
@@ -259,7 +282,7 @@ class Session:
     # The thread
 
     def _live(self) -> None:
-        self._run_or_end(self._run)
+        self.run_or_end(self._run)
         try:
             leave(self.consumer)
         except (KafkaException, RuntimeError) as problem:
@@ -267,17 +290,19 @@ class Session:
 
     def _run(self) -> None:
         while self._is_active():
-            # Not in a hold: the client cannot take a new login inside one of its callbacks.
+            # Not in a hold: the client cannot take a new login inside one of its callbacks. A login
+            # that expires during a hold is not renewed.
             self._login.renew()
             self._poll_client()
             self._serve()
 
-    def _run_or_end(self, function: Callable[[], None]) -> None:
+    def run_or_end(self, function: Callable[[], None]) -> None:
+        """Run a function in this session's thread, and end the membership if it fails."""
         try:
             function()
         except Exception:
             logger.exception("group '%s': the member's thread failed", self._settings.group_id)
-            self.end(LostReason.SESSION)
+            self.end(LostReason.FAILED)
 
     def _is_active(self) -> bool:
         return self.end_reason is None and not self.leave_requested
@@ -299,9 +324,9 @@ class Session:
             self.end(LostReason.SESSION)
 
     def _poll_client(self) -> None:
-        """Refresh the subscription, and poll until the client's queue is empty.
+        """Refresh the subscription, and empty the queue of the client.
 
-        The callback that reports a loss is queued after the error about the late `poll`.
+        After a late poll, the client queues the error first and `on_lost` after it.
         """
         if not (self._is_settling and self._settings.is_classic):
             self._discovery.refresh(self)
@@ -318,11 +343,13 @@ class Session:
     def _connect(self) -> confluent_kafka.Consumer:
         config = self._settings.member()
         config.update({"error_cb": self._on_error, "stats_cb": self._on_statistics})
-        config.pop("on_commit", None)  # `Commits` calls it: the client would only after async ones
+        # `Commits` calls it. The client would call it for asynchronous commits only.
+        config.pop("on_commit", None)
         if "throttle_cb" in config:
             config["throttle_cb"] = partial(self.call_user, "throttle_cb")
         return create_client(confluent_kafka.Consumer, config)
 
+    @_callback
     def _on_assign(
         self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
     ) -> None:
@@ -342,38 +369,44 @@ class Session:
                 consumer.incremental_assign(starts)
             consumer.pause(starts)
         except KafkaException as problem:
+            # The client may have partitions that the member does not have.
             self._handle_error(kafka_error(problem))
+            self.end(LostReason.FAILED)
             return
         self._missing.mark_found(fresh)
         self._has_joined = True
         self.member_id = consumer.memberid() or ""
         self.enqueue(PartitionsAssigned(tuple(fresh)))
-        self._owned.update(dict.fromkeys(fresh, self._events_queued))
+        self._owned_since_event.update(dict.fromkeys(fresh, self._events_queued))
 
+    @_callback
     def _on_revoke(
         self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
     ) -> None:
-        """Hold the revoke: the client waits for the end of this callback."""
+        """Hold the revoke: the client waits until this callback returns."""
         if not partitions or not self._is_active():
             return
-        held = tuple(map(from_confluent, partitions))
-        # The id from before the callback: the client also calls back if the session ended before,
-        # and has no id in that case (librdkafka#5604).
-        self.hold = hold = HeldRevoke(frozenset(held), self._clock(), self.member_id)
-        self.enqueue(RevokeRequested(held))
-        self.probe.start()
-        while self._holds(hold) and self._is_active():
-            self._check_hold(hold)
-            self._serve()
+        held = frozenset(map(from_confluent, partitions))
+        # `_check_hold` compares with the id from before: if the session has already ended, the
+        # client still calls `on_revoke`, without an id (librdkafka#5604).
+        self.hold = hold = HeldRevoke(held, self._clock(), self.member_id)
+        self.run_or_end(partial(self._keep, hold))
         if not self._holds(hold):
             return
-        # The membership is over. After an unsubscribe the client receives no assignment that a late
-        # unassign could revoke.
+        # The membership is over. Unsubscribe first: otherwise a new assignment could arrive, and
+        # the unassign would remove it.
         try:
             consumer.unsubscribe()
             unassign(consumer, hold.partitions, eager=self._settings.is_eager)
         except KafkaException as problem:
             logger.info("group '%s': ending a hold: %s", self._settings.group_id, problem)
+
+    def _keep(self, hold: HeldRevoke) -> None:
+        self.enqueue(RevokeRequested(tuple(sorted(hold.partitions))))
+        self.probe.start()
+        while self._holds(hold) and self._is_active():
+            self._check_hold(hold)
+            self._serve()
 
     def _holds(self, hold: HeldRevoke) -> bool:
         return self.hold is hold
@@ -388,25 +421,27 @@ class Session:
         else:
             self.probe.check(self)
 
+    @_callback
     def _on_lost(
         self, _consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
     ) -> None:
         self._is_settling = False
-        gone = self._owned.keys() & set(map(from_confluent, partitions))
+        gone = self._owned_since_event.keys() & set(map(from_confluent, partitions))
         if gone and self._is_active():  # the end of a membership reports all partitions as lost
             self._disown(gone)
             self.enqueue(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
 
     def _disown(self, partitions: Collection[TopicPartition]) -> None:
         for tp in partitions:
-            self._owned.pop(tp, None)
+            self._owned_since_event.pop(tp, None)
         self.commits.disown(partitions)
 
+    @_callback
     def _on_error(self, error: KafkaError) -> None:
-        self.recent_errors.append(error)
         if error.code() in CREDENTIALS or is_final(error):
             self._handle_error(error)
         else:
+            self.recent_errors.append(error)
             logger.info("group '%s': %s", self._settings.group_id, error_text(error))
         self.call_user("error_cb", error)
 
@@ -427,13 +462,14 @@ class Session:
             # The client reports the loss, and rejoins.
             logger.warning("group '%s': %s", group_id, self._operation.explain(error))
         elif self._has_joined and is_renewal_failure(error):
-            # The current login may be valid for long. After that, requests to Kafka will fail.
+            # The current login may stay valid for some time; once it expires, requests fail.
             logger.warning("group '%s': %s", group_id, error_text(error))
         elif error.code() in TRANSIENT:
             logger.info("group '%s': %s", group_id, error_text(error))
         else:
             self.enqueue(RequestFailed(broker_error(error, self._operation, topics=topics)))
 
+    @_callback
     def _on_statistics(self, raw: str) -> None:
         self._statistics = raw
         self.call_user("stats_cb", raw)

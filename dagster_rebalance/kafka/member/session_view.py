@@ -57,7 +57,7 @@ class SessionView(Protocol):
         """The assigned partitions that are neither released nor lost."""
 
     def owns(self, partition: TopicPartition, events_taken: int) -> bool:
-        """Return whether a partition is assigned, and the caller has taken that event."""
+        """Return whether a partition is assigned, and the caller has taken the assignment event."""
 
     def end(self, reason: LostReason) -> None:
         """End the membership. The first reason stays."""
@@ -72,4 +72,4 @@ class SessionView(Protocol):
         """Let the caller's next poll call a callback of the user's settings, if it is set."""
 
     def subscribe(self, topics: list[str]) -> None:
-        """Subscribe to these topics; with none, leave the group by a revoke."""
+        """Subscribe to these topics. Without topics, leave the group, which causes a revoke."""

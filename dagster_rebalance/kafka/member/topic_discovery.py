@@ -45,7 +45,7 @@ class Discovery:
     """Keeps one session subscribed to the wanted topics that exist.
 
     With `only_visible`, topics that the principal may not see are left out: in the consumer
-    protocol, the broker refuses a member that subscribes to one.
+    protocol, the broker refuses a member that subscribes to such a topic.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class Discovery:
     def refresh(self, session: SessionView) -> None:
         """Subscribe to the wanted topics, and discover new topics and partitions at intervals.
 
-        Topics that vanish from a pattern stay subscribed: a list may lack them for a moment. A new
-        pattern without a match unsubscribes the topics of the last one.
+        Topics that no longer match a pattern stay subscribed: a list may lack them for a moment. A
+        new pattern without a match unsubscribes the topics of the last pattern.
         """
         now = self._clock()
         if now < self._refresh_at or not self.subscription:
@@ -106,7 +106,7 @@ class Discovery:
         self._subscribed_for = subscription
 
     def _handle_failure(self, session: SessionView, error: KafkaError) -> None:
-        """Retry at once with a longer limit; report a failure at the longest."""
+        """Retry at once with a longer time limit; report a failure at the longest limit."""
         longest_s = _LONGEST_AS_OWNER_S if session.owned else _LONGEST_S
         text = self._operation.explain(error)
         is_slow = error.code() == NOT_ANSWERED

@@ -36,7 +36,7 @@ _DELIVERY_SLICE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """End of the delivery of a record.
+    """Result of the delivery of a record.
 
     `problem` is the reason why the record could not be stored, with advice; it is empty if the
     record is stored.
@@ -72,7 +72,7 @@ class DeadLetterProducer:
     """Sends records to one topic. Not thread-safe.
 
     Args:
-        config: The settings of the group member; those of the connection are used.
+        config: The settings of the group member, of which only connection settings are used.
         topic: The dead-letter topic.
         make_producer: Creates the client from its settings.
     """
@@ -131,7 +131,7 @@ class DeadLetterProducer:
     def store(self, letters: Iterable[RecordLetter]) -> None:
         """Store dead letters of records, and wait until all of them are stored.
 
-        Each delivery ends within the time-out of the client.
+        Each delivery ends within the timeout of the client.
         """
         in_flight = set()
         for letter in letters:
@@ -197,7 +197,7 @@ class DeadLetterProducer:
         )
 
     def _note_connection_error(self, error: KafkaError) -> None:
-        """Keep the reason for time-outs; refused credentials replace a lost connection."""
+        """Keep the cause of timeouts; refused credentials override a lost connection."""
         if self._connection_error is None or self._connection_error.code() not in CREDENTIALS:
             self._connection_error = error
 

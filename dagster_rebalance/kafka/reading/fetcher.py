@@ -53,15 +53,20 @@ from dagster_rebalance.kafka.client.reported_errors import (
     ConnectionErrors,
     MissingTopics,
 )
-from dagster_rebalance.kafka.reading.messages import consume_available, repair_headers
+from dagster_rebalance.kafka.reading.messages import (
+    consume_available,
+    last_of_partitions,
+    repair_headers,
+)
 from dagster_rebalance.kafka.reading.partition_watch import (
     STALLED_AFTER_S,
     RecreatedTopics,
     StalledPartitions,
 )
+from dagster_rebalance.kafka.reading.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.kafka.client.settings import Settings
     from dagster_rebalance.kafka.reading.start_positions import Start, StartPositions
@@ -78,7 +83,7 @@ _LOOK_UP_S = 1.0
 """The limit of a look-up, which delays all reading, and the pause before the next after a
 failure."""
 _PARTIAL_LOOK_UP_S = 5.0
-"""The pause after a failure of some partitions, whose look-up delays the others."""
+"""The pause after a failure of some partitions, because their look-up delays the others."""
 _REPORT_AGAIN_S = 1.0
 """The interval at which partitions without an allowed offset are reported."""
 _READ_AGAIN_S = 1.0
@@ -91,7 +96,7 @@ _WAY_OUT = (
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a partition: the next offset to be returned, None until it was looked up.
+    """The position of a partition: the next offset to be returned, or None before its look-up.
 
     `is_read` is True if a record was returned, or the caller has chosen the offset.
     """
@@ -128,6 +133,7 @@ class Fetcher:
         self._client_positions: list[confluent_kafka.TopicPartition] = []
         self._unseen: list[Message] = []
         self._is_full = False  # the last batch is too large to keep
+        self.ahead = ReadAhead()
         self.is_open = False
         """Whether a poll is in progress, or was interrupted before the user saw its records; the
         poll resets it when it returns."""
@@ -164,7 +170,7 @@ class Fetcher:
         self._staged.update(staged)
 
     def start_staged(self) -> None:
-        """Start reading the staged partitions. A failed look-up is retried later."""
+        """Start reading the staged partitions. A failed look-up of offsets is retried later."""
         if not self._staged:  # the usual case
             return
         may_look_up = self._clock() >= self._look_up_at
@@ -189,7 +195,7 @@ class Fetcher:
                 self._looked_up.add(tp)
 
     def _note_look_up(self, problem: BrokerError | None) -> None:
-        """Report a failed look-up: a retriable failure only once it has lasted for a while."""
+        """Report a failed look-up; a retriable failure only after `STALLED_AFTER_S`."""
         now = self._clock()
         if problem is None:
             self._unanswered_since = None
@@ -205,13 +211,15 @@ class Fetcher:
             self._problem = problem
 
     def pin(self, partition: TopicPartition, offset: int) -> None:
-        """Start a staged partition at the offset that the caller received: the log may grow."""
+        """Start a staged partition at the offset that the caller received, even if the log grew."""
         if partition in self._staged:
             self._staged[partition] = offset
 
     def withhold(self, partitions: frozenset[TopicPartition]) -> None:
-        """Return no records of these partitions only; buffered ones are read again afterwards."""
+        """Withhold the records of exactly these partitions, and read buffered ones again later."""
         silenced, freed = partitions - self._withheld, self._withheld - partitions
+        if silenced:
+            self.ahead.is_checked = False
         self._consumer.pause([to_confluent(tp) for tp in silenced.intersection(self._started)])
         self._consumer.resume([to_confluent(tp) for tp in freed.intersection(self._started)])
         self._withheld = set(partitions)
@@ -222,17 +230,18 @@ class Fetcher:
         if not gone:
             # Every poll calls this, and an empty request takes the client 0.1 ms.
             return
+        self.ahead.drop(gone)
         try:
             self._unassign(gone)
         except KafkaException as problem:
-            # The next read raises it: it must not delay a revoke.
+            # The next read raises the error, which must not delay a revoke.
             self._problem = broker_error(kafka_error(problem), self._operation, gone)
         for tp in gone:
             self._staged.pop(tp, None)
         self._forget(gone)
 
     def seek(self, partition: TopicPartition, start: Start) -> None:
-        """Continue reading elsewhere. Buffered records of the partition are dropped."""
+        """Continue reading at another offset. Buffered records of the partition are dropped."""
         if isinstance(start, int) and not 0 <= start <= MAX_OFFSET:
             msg = (
                 f"seek of {partition} to {start}: an offset is a number from 0 to {MAX_OFFSET}; "
@@ -241,6 +250,7 @@ class Fetcher:
             raise IllegalStateError(msg)
         self.position(partition)
         self._staged[partition] = start
+        self.ahead.drop({partition})
         if partition in self._started:
             # The client refuses a seek while fetching of the partition starts, but not a new
             # assignment.
@@ -257,7 +267,7 @@ class Fetcher:
             raise IllegalStateError(msg)
         # Between polls it is the client's own position, which also passes transaction markers.
         self._apply_client_positions()
-        reached = None if self.is_open else self._client_position(partition)
+        reached = None if self.is_open else self._reached(partition)
         is_read = (
             reached is not None
             or partition in self._positions_seen
@@ -266,14 +276,19 @@ class Fetcher:
         at = reached or self._seen_position(partition)
         return Position(at.offset, at.offset, at.leader_epoch, is_read=is_read)
 
-    def read(self, max_records: int, timeout_s: float) -> list[Message]:
-        """Return at most `max_records` records, as soon as there is one, or at the time-out.
+    def read(self, max_records: int, timeout_s: float, read_ahead: int = 0) -> list[Message]:
+        """Return at most `max_records` records, as soon as there is one, or at the timeout.
+
+        If more of up to `read_ahead` records are available, they are kept in `ahead`, and returned
+        by the next calls. Until then no error is raised.
 
         Raises:
-            BrokerError: An earlier read met an error that the client does not recover from.
-                Partitions without an offset that `auto.offset.reset` allows are reported together,
-                again each second. So are partitions with an unreadable batch.
+            BrokerError: The client does not recover from an error of an earlier read. Partitions
+                without an offset that `auto.offset.reset` allows, and partitions with an unreadable
+                record batch, are reported together, again each second.
         """
+        if self.ahead.left and (records := self._take_ahead(max_records)):
+            return records
         self._rest_unreadable()
         self._raise_problem()
         self._restart_recreated()
@@ -281,7 +296,7 @@ class Fetcher:
         self.start_staged()
         self._reassign_doubted()
         self._raise_problem()
-        count = min(max_records, _MOST_RECORDS)
+        count = min(max(max_records, read_ahead), _MOST_RECORDS)
         try:
             self._login.renew()
             batch = consume_available(self._consumer, count, timeout_s)
@@ -303,7 +318,11 @@ class Fetcher:
         # The client's position is after a batch that it cannot read.
         if not self._unreadable and len(records) > _RECORDS_FOR_A_POSITION * len(self._started):
             self._is_full = True
-        else:
+        if len(records) > max_records:
+            self.ahead.keep(records)
+            self.ahead.is_checked = True
+            return self.ahead.take(max_records)
+        if not self._is_full:
             self._unseen += records
         return records
 
@@ -315,17 +334,15 @@ class Fetcher:
         """Begin a poll: the records of the last poll have reached the user."""
         if self.is_open:
             self.put_back_unseen()
-        if self._is_full:
+        left = self.ahead.left
+        if self._is_full and not left:
             self._client_positions = self._query_positions()
-        elif self._unseen:
-            self._apply_client_positions()
-            last = {(record.topic(), record.partition()): record for record in self._unseen}
-            self._positions_seen.update(
-                (tp, _behind(record))
-                for record in last.values()
-                if (tp := partition_of(record)) in self._started
-            )
-        self._forget_unseen()
+        elif returned := self._returned():
+            self._note_seen(returned)
+        if left:
+            self.ahead.keep(left)
+        else:
+            self._forget_unseen()
         self.is_open = True
 
     def put_back_unseen(self) -> None:
@@ -347,7 +364,7 @@ class Fetcher:
         self.is_open = False
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """Return the offsets from the position to the end of the last fetch; None if unknown."""
+        """Return the lag from the position to the high watermark of the last fetch, or None."""
         reached = self.position(partition).offset
         if reached is None or partition not in self._started:
             return None
@@ -398,9 +415,28 @@ class Fetcher:
             self._started.pop(tp, None)
             self._positions_seen.pop(tp, None)
 
+    def _take_ahead(self, max_records: int) -> list[Message]:
+        if not self.ahead.is_checked:
+            self.ahead.keep(self._without_withheld(self.ahead.left))
+            self.ahead.is_checked = True
+        return self.ahead.take(max_records)
+
+    def _returned(self) -> list[Message]:
+        """Return the records since the beginning of the last poll, unless they are too many."""
+        return self._unseen + self.ahead.records[: self.ahead.taken]
+
+    def _note_seen(self, records: Sequence[Message]) -> None:
+        self._apply_client_positions()
+        self._positions_seen.update(
+            (tp, _behind(record))
+            for record in last_of_partitions(records)
+            if (tp := partition_of(record)) in self._started
+        )
+
     def _forget_unseen(self) -> None:
         self._unseen = []
         self._is_full = False
+        self.ahead.keep([])
 
     def _apply_client_positions(self) -> None:
         """Apply the client's positions from the beginning of the poll.
@@ -416,10 +452,15 @@ class Fetcher:
         """Return the position after the last record that reached the user, or the start."""
         return self._positions_seen.get(partition, self._started[partition])
 
-    def _client_position(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+    def _reached(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """Return the position after the last poll; None if it is that before the poll."""
+        last_taken = self.ahead.last_taken()
+        if partition in last_taken:
+            taken = last_taken[partition]
+            return None if taken is None else _behind(taken)
         if partition not in self._damaged:
             return from_committed(self._consumer.position([to_confluent(partition)])[0])
-        records = [record for record in self._unseen if partition_of(record) == partition]
+        records = [record for record in self._returned() if partition_of(record) == partition]
         return _behind(records[-1]) if records else None
 
     def _query_positions(self) -> list[confluent_kafka.TopicPartition]:
@@ -456,7 +497,7 @@ class Fetcher:
     def _call_user(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call the user's callback, and keep its exception for the next read.
 
-        If the exception left the callback, the client would lose the records of its current call.
+        If the callback raised into the client, the client would lose the records of its call.
         """
         try:
             callback(*arguments)
@@ -508,8 +549,8 @@ class Fetcher:
 
         The client drops records on an unassign, but not this error, so the error may belong to an
         assignment that a seek or a loss has ended. An error at the expected offset is current. At
-        any other offset (a truncation has none), the partition is assigned once more: a current
-        error recurs with the same offset or the expected one.
+        any other offset (a truncation has none), the partition is assigned again: a current error
+        recurs with the same offset or the expected offset.
         """
         if partition in self._staged or partition not in self._started:
             return
@@ -540,11 +581,11 @@ class Fetcher:
         self._doubted.clear()
 
     def _note_unreadable(self, partition: TopicPartition, error: KafkaError) -> None:
-        """Stop a partition at a batch that cannot be read.
+        """Stop a partition at a record batch that cannot be read.
 
-        librdkafka continues after it, at an offset from the middle of the batch
-        (`rd_kafka_buf_skip_to` in `rd_kafka_msgset_reader_v2`, 2.16). Its further records of the
-        partition are dropped.
+        librdkafka continues after this error, at an offset from the middle of the batch
+        (`rd_kafka_buf_skip_to` in `rd_kafka_msgset_reader_v2`, 2.16). The records that it returns
+        from there are dropped.
         """
         if not partition.topic:  # the client reports the reason in its callback
             logger.info("reading records: %s", error.str())
@@ -564,7 +605,7 @@ class Fetcher:
             self._resting.clear()
 
     def _lagging(self) -> dict[TopicPartition, int]:
-        """Return the next offset of each partition whose log had, or may have, more records."""
+        """Return the next offset of each partition whose log end is later, or unknown."""
         silent = self._withheld | self._damaged | self._out_of_range.keys()
         started = [tp for tp in self._started if tp not in silent]
         found = {}
@@ -644,7 +685,7 @@ class Fetcher:
 def _known(
     positions: Iterable[confluent_kafka.TopicPartition],
 ) -> Iterator[tuple[TopicPartition, OffsetAndMetadata]]:
-    """Yield the known positions: those of partitions with a returned record."""
+    """Yield the positions of the partitions that have returned a record."""
     for position in positions:
         at = from_committed(position)
         if at is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from confluent_kafka import Consumer
 
@@ -34,6 +34,14 @@ def consume_available(consumer: Consumer, count: int, timeout_s: float) -> list[
     return batch
 
 
+def last_of_partitions(messages: Sequence[Message]) -> Iterable[Message]:
+    """Return the last message of each partition."""
+    keys: Iterable[object] = map(Message.partition, messages)
+    if len(set(map(Message.topic, messages))) > 1:
+        keys = zip(map(Message.topic, messages), keys, strict=True)
+    return dict(zip(keys, messages, strict=True)).values()
+
+
 def repair_headers(messages: Sequence[Message]) -> None:
     """Make the headers of messages readable, whatever the bytes of their names."""
     left = iter(messages)
@@ -47,7 +55,8 @@ def _first_problem(left: Iterator[Message]) -> SystemError | None:
     try:
         # Not a Python loop: after some calls, CPython specialises the call to one that does not
         # check for the error, and a later line raises it.
-        deque(map(Message.headers, left), maxlen=0)
+        if any(map(Message.headers, left)):  # faster, and usually there are none
+            deque(map(Message.headers, left), maxlen=0)
     except SystemError as problem:
         return problem
     return None

@@ -30,7 +30,7 @@ _TOPIC_IDS_EVERY_S = 5.0
 
 
 class StalledPartitions:
-    """Finds partitions without progress although their logs have more."""
+    """Finds partitions without progress although their logs have more records."""
 
     def __init__(self, now: float) -> None:
         self._waited: dict[TopicPartition, tuple[int, float]] = {}
@@ -41,11 +41,10 @@ class StalledPartitions:
         return now - self._checked_at >= CHECK_EVERY_S
 
     def check(self, behind: Mapping[TopicPartition, int], now: float) -> frozenset[TopicPartition]:
-        """Return the partitions that were behind the end of the log at one offset for too long.
+        """Return the partitions that stay at one offset for too long although their logs have more.
 
         `behind` has the next offset of each partition whose log has more. Between two checks, at
-        most `CHECK_EVERY_S` counts: a caller that seldom polls reads little, and its partitions are
-        not stalled because of that.
+        most `CHECK_EVERY_S` counts: a partition is not stalled because its caller seldom polls.
         """
         passed = min(now - self._checked_at, CHECK_EVERY_S)
         self._checked_at = now
@@ -61,7 +60,7 @@ class StalledPartitions:
         )
 
     def restart(self, partitions: Collection[TopicPartition]) -> None:
-        """Count the time of reported partitions from the next check on."""
+        """Restart the timers of reported partitions at the next check."""
         for partition in partitions:
             self._waited.pop(partition, None)
 
@@ -70,7 +69,7 @@ class RecreatedTopics:
     """Compares the ids of the topics that are read.
 
     Args:
-        request: Requests the ids of topics. The function that it returns has the answer, or None.
+        request: Requests topic ids. It returns a function that returns the result, or None.
     """
 
     def __init__(
@@ -86,14 +85,14 @@ class RecreatedTopics:
         self._begun_before: set[TopicPartition] = set()
 
     def add_started(self, partitions: Iterable[TopicPartition]) -> None:
-        """Record partitions whose start was looked up: it is not a position in an older log."""
+        """Record partitions whose start was looked up, so that it belongs to the current log."""
         self._begun.update(partitions)
         # No generator: an exception of a signal handler inside of one is lost.
         if {tp.topic for tp in self._begun} - self._ids.keys():
             self._request_at = -math.inf
 
     def check(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, bool]:
-        """Return the partitions of recreated topics, each with whether its position is an old one.
+        """Return the partitions of recreated topics: True if the position is in the old log.
 
         The result is the same until `acknowledge`, in case of an interrupt in between.
         """

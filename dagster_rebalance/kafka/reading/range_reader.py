@@ -1,15 +1,19 @@
 """Read the records of exact ranges, as plain messages of confluent-kafka.
 
-A read ends with the last offset of its ranges, or with an error that names the missing offsets. The
-clients never subscribe, commit or reset an offset. They stay open between reads, because connecting
-takes longer than reading a few records. Concurrent reads have one client each.
+A read ends with the last offset of its ranges, or with an error; an error about deletion or
+truncation names the missing offsets. No record outside the ranges is returned: records after them
+are dropped, and the client returns none before the assigned offset. The clients never subscribe,
+commit or reset an offset. They stay open between reads, because connecting takes longer than
+reading a few records. Concurrent reads have one client each.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import confluent_kafka
@@ -41,7 +45,11 @@ from dagster_rebalance.kafka.client.errors import (
 from dagster_rebalance.kafka.client.reported_errors import NO_REASON, ConnectionErrors
 from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.kafka.cluster.truncation import is_truncation
-from dagster_rebalance.kafka.reading.messages import consume_available, repair_headers
+from dagster_rebalance.kafka.reading.messages import (
+    consume_available,
+    last_of_partitions,
+    repair_headers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +61,9 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT_S = 60.0
 """Longer than a broker takes to restart."""
 
-_MOST_AT_ONCE = 1000
+_MOST_AT_ONCE = 500
+"""CPython collects garbage after 700 new objects (2,000 from 3.13 on). A call that returns more
+records starts a collection, which took longer than the call."""
 _WAIT_S = 0.1
 _CHECK_AFTER_S = 2.0
 """Without progress for this long, the bounds of the logs are queried, repeatedly."""
@@ -65,10 +75,10 @@ _WAY_OUT = (
 
 
 class RangeReader:
-    """Reads ranges, in one read or in several at the same time.
+    """Reads ranges. Thread-safe, but an iterator of a read is for one thread at a time.
 
     Args:
-        settings: Validated settings. The user's settings of fetching win over the defaults.
+        settings: Validated settings. The user's fetch settings override the defaults.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,25 +93,33 @@ class RangeReader:
     def read(
         self, ranges: Iterable[OffsetRange], timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Iterator[Message]:
-        """Yield the records of the ranges, those of a partition in the order of their offsets.
+        """Yield the records of the ranges, in the order of the offsets within a partition.
 
         Args:
             ranges: Ranges of any topics and partitions, without overlaps.
-            timeout_s: How long Kafka may take to answer, and the longest time without progress.
+            timeout_s: Maximum time without a response of Kafka, and without progress.
 
         Raises:
-            BrokerError: Kafka no longer has all of the offsets, does not answer, or refuses.
-            IllegalStateError: There are no ranges, they overlap, or the reader is closed.
+            BrokerError: On iteration: Kafka no longer has all of the offsets, does not answer, or
+                refuses.
+            IllegalStateError: There are no ranges, or they overlap. On iteration: the reader is
+                closed.
         """
+        return chain.from_iterable(self.read_lists(ranges, timeout_s))
+
+    def read_lists(
+        self, ranges: Iterable[OffsetRange], timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Iterator[list[Message]]:
+        """Yield the records of `read` in the lists that the client returns."""
         return self._read(read_rounds(ranges), timeout_s)
 
     def close(self) -> None:
         """Close all idle clients. A read in progress closes its client when it ends."""
         self._is_closed = True
-        while self._idle:
-            self._idle.pop().consumer.close()
+        while (client := self._take_idle()) is not None:
+            client.consumer.close()
 
-    def _read(self, rounds: Sequence[Sequence[Span]], timeout_s: float) -> Iterator[Message]:
+    def _read(self, rounds: Sequence[Sequence[Span]], timeout_s: float) -> Iterator[list[Message]]:
         client = self._client()
         login = Login(self._settings.credentials, client.consumer)
         login.renew()
@@ -110,7 +128,7 @@ class RangeReader:
         try:
             for spans in rounds:
                 query = partial(self._query_logs, login)
-                yield from _Read(client, spans, operation, query, self._clock).records(timeout_s)
+                yield from _Read(client, spans, operation, query, self._clock).lists(timeout_s)
             is_sound = True
         except GeneratorExit:  # the caller stopped early
             is_sound = True
@@ -120,6 +138,8 @@ class RangeReader:
                 if left := client.consumer.assignment():
                     client.consumer.incremental_unassign(left)
                 self._idle.append(client)
+                if self._is_closed:  # while this read gave its client back
+                    self.close()
             else:
                 client.consumer.close()
 
@@ -129,22 +149,28 @@ class RangeReader:
             raise IllegalStateError(msg)
         if os.getpid() != self._pid:
             # A forked child has the clients of its parent without their threads: no call of such a
-            # client returns, not even `close`.
+            # client returns. They are kept alive, because destroying them would hang as well.
             self._of_parent = (*self._of_parent, self._idle, self._cluster)
             self._pid, self._idle, self._cluster = os.getpid(), [], Cluster(self._settings)
-        if self._idle:
-            return self._idle.pop()
+        idle = self._take_idle()
+        if idle is not None:
+            return idle
         errors = ConnectionErrors(self._clock)
         config = errors.with_callbacks(self._settings.range_reader())
         return _Client(create_client(confluent_kafka.Consumer, config), errors)
+
+    def _take_idle(self) -> _Client | None:
+        with suppress(IndexError):  # another read may take the last one at the same time
+            return self._idle.pop()
+        return None
 
     def _query_logs(
         self, login: Login, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, _Log]:
         """Query the bounds of logs.
 
-        A new leader reports no high watermark below that of an earlier leader, so offsets after it
-        are not merely late.
+        A leader answers only once its high watermark has caught up (KIP-207). An offset at or above
+        it does not exist, and will not appear by waiting.
         """
         login.renew()  # without progress, the client may have to log in again
         wanted = list(partitions)
@@ -167,7 +193,7 @@ class _Log(NamedTuple):
 
 
 class _Read:
-    """One read of one gapless span of each of some partitions."""
+    """Reads one contiguous span of each partition, which is one round of a read."""
 
     def __init__(
         self,
@@ -177,32 +203,29 @@ class _Read:
         query_logs: Callable[[Iterable[TopicPartition]], dict[TopicPartition, _Log]],
         clock: Callable[[], float],
     ) -> None:
-        self._client, self._errors = client
+        self._consumer, self._errors = client
         self._unread = UnreadOffsets(spans)
         self._operation = operation
         self._query_logs = query_logs
         self._clock = clock
-        self._open_until: dict[TopicPartition, int] = {}
-        self._progress_at = self._check_at = clock()
-        self._reported: BrokerError | None = None
-        self._unanswered: BrokerError | None = None
+        self._note_progress()
 
-    def records(self, timeout_s: float) -> Iterator[Message]:
+    def lists(self, timeout_s: float) -> Iterator[list[Message]]:
         try:
-            self._client.incremental_assign(
+            self._consumer.incremental_assign(
                 [to_confluent(tp, offset) for tp, offset in sorted(self._unread.positions.items())]
             )
             self._errors.clear()
             self._note_progress()
             while self._unread.positions:
                 before = len(self._unread.positions)
-                batch = consume_available(self._client, _MOST_AT_ONCE, _WAIT_S)
+                batch = consume_available(self._consumer, _MOST_AT_ONCE, _WAIT_S)
                 records = self._wanted(batch)
                 if len(self._unread.positions) < before:
                     self._unassign_finished()
                 if records:
                     repair_headers(records)
-                    yield from records
+                    yield records
                     self._note_progress()  # the caller may have paused between two records
                 else:
                     self._check_progress(timeout_s)
@@ -212,19 +235,18 @@ class _Read:
             ) from problem
 
     def _wanted(self, batch: list[Message]) -> list[Message]:
-        """Return the records of a batch that lie in the spans, and handle its errors."""
+        """Return the records in the spans, of the messages in `batch`, and handle the errors."""
         ends = dict(self._unread.ends)
         if any(map(Message.error, batch)):
             errors = [message for message in batch if message.error() is not None]
             batch = [message for message in batch if message.error() is None]
         else:
             errors = []
-        last = {(message.topic(), message.partition()): message.offset() for message in batch}
         is_each_wanted = True
-        for (topic, partition), offset in last.items():
-            tp = TopicPartition(topic or "", partition or 0)
-            is_each_wanted &= (offset or 0) < ends.get(tp, 0)
-            self._advance(tp, next_offset(offset or 0))
+        for message in last_of_partitions(batch):
+            tp, offset = partition_of(message), message.offset() or 0
+            is_each_wanted &= offset < ends.get(tp, 0)
+            self._advance(tp, next_offset(offset))
         for message in errors:
             self._handle_error(message)
         if is_each_wanted:
@@ -243,12 +265,16 @@ class _Read:
     def _note_progress(self) -> None:
         self._progress_at = self._clock()
         self._check_at = self._progress_at + _CHECK_AFTER_S
+        # A later timeout has other reasons.
+        self._reported: BrokerError | None = None
+        self._unanswered: BrokerError | None = None
+        self._open_until: dict[TopicPartition, int] = {}
 
     def _unassign_finished(self) -> None:
-        self._client.incremental_unassign(
+        self._consumer.incremental_unassign(
             [
                 tp
-                for tp in self._client.assignment()
+                for tp in self._consumer.assignment()
                 if from_confluent(tp) not in self._unread.positions
             ]
         )
@@ -259,42 +285,50 @@ class _Read:
             return
         if error.code() == END_OF_PARTITION:
             self._advance(partition, message.offset() or 0)
-            if partition in self._unread.positions:  # the log was longer when it was planned
+            if partition in self._unread.positions:  # the range ends after the readable end
                 self._check_at = self._clock()
         elif is_unreadable(message, error):
-            # After the range it is irrelevant. Without a partition it is the error of a request in
-            # flight while the client dropped a response, which the client reports in a callback.
+            # Errors after the range do not matter. An error without a partition belongs to a
+            # request that was in flight when the client dropped a response; the client reports the
+            # cause in a callback.
             positions = self._unread.positions
             if partition in positions:
                 raise unreadable_error({partition: error}, positions, self._operation, _WAY_OUT)
         elif is_transient(error) or error.code() in UNKNOWN_TOPIC:
             self._reported = self._error(error, message)
-        elif error.code() != OFFSET_RESET_FORBIDDEN:
+        elif error.code() == OFFSET_RESET_FORBIDDEN:
+            self._handle_out_of_range(error, message)
+        else:
             raise self._error(error, message)
-        elif self._is_of_earlier_read(message):
+
+    def _handle_out_of_range(self, error: KafkaError, message: Message) -> None:
+        partition = partition_of(message)
+        if self._is_of_earlier_read(message):
             self._reassign(partition)
-        # A check shows which offsets are gone. While the leader does not answer, it is repeated.
-        elif is_truncation(error) or self._check_logs():
+            return
+        # If the leaders answer, the check raises an error that names the offsets that are gone.
+        # Otherwise it is repeated later.
+        if is_truncation(error) or self._check_logs():
             raise self._truncated(error, partition)
 
     def _is_of_earlier_read(self, message: Message) -> bool:
-        """Return whether an out-of-range offset is not one that this read requested.
+        """Return whether the error belongs to an earlier read of this client.
 
-        Unlike records, the client keeps this error over an unassign.
+        An unassign discards fetched records, but not this error.
         """
         position = self._unread.positions.get(partition_of(message))
         return position is None or message.offset() not in {position, None}
 
     def _reassign(self, partition: TopicPartition) -> None:
-        """Request the next offset once more: an error of this read will recur.
+        """Request the position again. An error of this read recurs.
 
-        For example, transaction markers lie between the last record and the offset in the error.
+        The offset in the error may lie behind the position, e.g. after transaction markers.
         """
         position = self._unread.positions.get(partition)
         if position is not None:
             again = [to_confluent(partition, position)]
-            self._client.incremental_unassign(again)
-            self._client.incremental_assign(again)
+            self._consumer.incremental_unassign(again)
+            self._consumer.incremental_assign(again)
 
     def _error(self, error: KafkaError, message: Message) -> BrokerError:
         partitions = [partition_of(message)] if message.topic() else ()
@@ -306,8 +340,7 @@ class _Read:
             f"{self._operation.name} failed for {partition}: {error.str()}; the log was truncated "
             "(unclean leader election), or the topic was created again. Nothing was committed. To "
             "continue, set the group's committed offset of this partition to one that the log "
-            "still "
-            "has (dagster-rebalance reset)"
+            "still has (dagster-rebalance reset)"
         )
         return BrokerError(msg, partitions={partition: error.str()})
 

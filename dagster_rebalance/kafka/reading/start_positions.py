@@ -1,7 +1,7 @@
 """Look up where reading of a partition starts: at the committed offset, or at an end of the log.
 
-The client must not do this. An answer that arrives after the partition was given up starts a timer
-of 0.5 s, which moves the partition to an end of the log regardless of its next assignment
+The client must not do this. A response that arrives after the partition was unassigned starts a
+timer of 0.5 s, which moves the partition to an end of the log regardless of its next assignment
 (`rd_kafka_toppar_handle_Offset`, "outdated offset response"; seen with 2.16.0): records would be
 read again or skipped. By its source, the same happens with an open transaction: the answer counts
 as "nothing is committed" if another assignment occurs in between.
@@ -46,7 +46,7 @@ class StartPositions:
     def find(
         self, wanted: Mapping[TopicPartition, Start], timeout_s: float
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], BrokerError | None]:
-        """Return the offsets that were found, and the error of the others.
+        """Return the start offsets that were found, and the error of the other partitions.
 
         Sends one request of each kind.
         """
@@ -83,13 +83,13 @@ class StartPositions:
         return found, problem
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
-        """Request the ids of topics; the returned function has them, or None before the answer."""
+        """Request topic ids; the returned function returns them, or None before the response."""
         return self._cluster.begin_topic_ids(topics)
 
     def ends(
         self, partitions: Collection[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, int]:
-        """Return the ends of the logs whose leaders answer."""
+        """Return the log ends of the partitions whose leaders answer."""
         return _answered(self._cluster.end_offsets, set(partitions), timeout_s)[0]
 
 
@@ -98,7 +98,7 @@ def _answered(
     partitions: set[TopicPartition],
     timeout_s: float,
 ) -> tuple[dict[TopicPartition, _Answer], BrokerError | None]:
-    """Return the answers that Kafka has, and the error of the other partitions."""
+    """Return the results of the partitions that Kafka answers for, and the error of the others."""
     if not partitions:
         return {}, None
     try:

@@ -28,6 +28,7 @@ RECORDS = {0: 40, 1: 7, 2: 0, 3: 23}
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("poll"), st.integers(1, 9)),
+        st.tuples(st.just("next"), st.integers(1, 9)),
         st.tuples(st.just("cancel"), st.integers(0, 4)),
         # The thread of the consumer works, and its records wait for a task that may be cancelled.
         st.tuples(st.just("work"), st.just(0)),
@@ -50,6 +51,8 @@ class Tasks:
             match what:
                 case "poll":
                     self._polling.append(asyncio.create_task(self._poll(number)))
+                case "next":
+                    self._polling.append(asyncio.create_task(self._iterate(number)))
                 case "cancel" if number < len(self._polling):
                     self._polling[number].cancel()
                 case "work":
@@ -60,12 +63,21 @@ class Tasks:
 
     async def read_the_rest(self) -> None:
         """Wait for the tasks, and read to the end."""
+        while not all(task.done() for task in self._polling):
+            await self._consumer.wakeup()
+            await asyncio.sleep(0)
         for task in self._polling:
             with contextlib.suppress(asyncio.CancelledError):
-                await task
+                task.result()
         before = -1
         while before != (before := sum(map(len, self.read.values()))):
             await self._poll(50)
+
+    async def _iterate(self, count: int) -> None:
+        with contextlib.suppress(StopAsyncIteration):
+            for _ in range(count):
+                record = await anext(self._consumer)
+                self.read[record.partition() or 0].append(record.offset() or 0)
 
     async def _poll(self, max_records: int) -> None:
         for record in await self._consumer.poll(0.05, max_records):

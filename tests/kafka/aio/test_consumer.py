@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.consumer.operations import RebalanceConsumer
 
 LONG_S = 1e9
-REFUSAL = "{} inside a rebalance callback: return from it first"
+REFUSAL = "{} inside a rebalance callback: return from the callback first"
 
 
 @pytest.fixture
@@ -294,7 +294,7 @@ def test_close_that_was_cancelled_before_its_turn_can_be_repeated(group: FakeGro
 
 
 async def test_subscribe_and_unsubscribe_end_waiting_polls(group: FakeGroup) -> None:
-    """Later polls wait for their time-out."""
+    """Later polls wait for their timeout."""
     async with consumer_of(group) as blue:
         polling = asyncio.create_task(blue.poll(-1))
         await asyncio.sleep(0)

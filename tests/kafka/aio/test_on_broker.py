@@ -20,6 +20,9 @@ pytestmark = [
 ]
 
 
+EACH = 3000
+
+
 async def test_cancelled_polls_lose_no_record(group: Readers) -> None:
     group.produce(500)
     read: dict[int, list[int]] = {number: [] for number in range(4)}
@@ -97,3 +100,21 @@ async def test_hold_and_release_in_one_event_loop(group: Readers) -> None:
         await green.subscribe([group.topic])
         await asyncio.gather(hold_for_a_while(blue), wait_for_a_share(green))
         assert await green.assignment() == released
+
+
+async def test_asyncio_iteration_returns_each_record_once(group: Readers) -> None:
+    group.produce(EACH)
+    read: dict[int, list[int]] = {number: [] for number in range(4)}
+    async with AsyncRebalanceAwareConsumer(group.config) as consumer:
+        await consumer.subscribe([group.topic])
+        async for message in consumer:
+            read[message.partition() or 0].append(message.offset() or 0)
+            count = sum(map(len, read.values()))
+            if count % 1000 == 0:
+                await consumer.commit_sync()
+            if count == 4 * EACH:
+                break
+        await consumer.commit_sync()
+        committed = await consumer.committed(await consumer.assignment())
+    assert all(offsets == list(range(EACH)) for offsets in read.values())
+    assert [at and at.offset for at in committed.values()] == [EACH] * 4

@@ -180,7 +180,7 @@ def test_with_timeout_keeps_a_short_limit() -> None:
 
 @pytest.mark.parametrize("timeout_s", [math.inf, 1e10])
 def test_with_timeout_caps_limits_beyond_the_client(timeout_s: float) -> None:
-    """The client ignores time-outs beyond 32 bits of milliseconds, and Python's own wait raises."""
+    """The client ignores timeouts beyond 32 bits of milliseconds, and Python's own wait raises."""
 
     def ask(limit_s: float) -> float:
         if limit_s == 1.0:

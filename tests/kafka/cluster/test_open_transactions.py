@@ -29,12 +29,13 @@ class Coordinator:
     """Answers as librdkafka does: with none of a request that has a partition of a transaction.
 
     Attributes:
-        asked: How many partitions each request has, with its time-out.
+        asked: How many partitions each request has, with its timeout.
     """
 
-    def __init__(self, *kept: int, is_away: bool = False) -> None:
+    def __init__(self, *kept: int, is_away: bool = False, starts_at: float = 0.0) -> None:
         self._kept = set(kept)
         self._is_away = is_away
+        self._starts_at = starts_at
         self.now = 0.0
         self.asked: list[tuple[int, float]] = []
 
@@ -42,15 +43,20 @@ class Coordinator:
         self, partitions: list[confluent_kafka.TopicPartition], timeout: float
     ) -> list[confluent_kafka.TopicPartition]:
         self.asked.append((len(partitions), timeout))
-        if self._is_away or not self._kept.isdisjoint(asked.partition for asked in partitions):
+        if (
+            self._is_away
+            or self.now < self._starts_at
+            or not self._kept.isdisjoint(asked.partition for asked in partitions)
+        ):
             self.now += timeout
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return [
             confluent_kafka.TopicPartition("orders", asked.partition, 5) for asked in partitions
         ]
 
-    def read(self, timeout_s: float) -> tuple[list[int], list[int]]:
-        found, waiting = committed_offsets.read(self, PARTITIONS, timeout_s, lambda: self.now)  # type: ignore[arg-type]
+    def read(self, timeout_s: float, number: int = 8) -> tuple[list[int], list[int]]:
+        wanted = PARTITIONS[:number]
+        found, waiting = committed_offsets.read(self, wanted, timeout_s, lambda: self.now)  # type: ignore[arg-type]
         return sorted(at.partition for at in found), sorted(at.partition for at in waiting)
 
 
@@ -75,6 +81,19 @@ def test_read_from_an_unavailable_coordinator_raises() -> None:
     with pytest.raises(KafkaException, match="_TIMED_OUT"):
         coordinator.read(1.0)
     assert len(coordinator.asked) == 2
+
+
+@pytest.mark.parametrize("number", [1, 2, 8])
+def test_read_from_a_coordinator_that_starts_late_finds_no_transaction(number: int) -> None:
+    coordinator = Coordinator(starts_at=1.0)
+    assert coordinator.read(1.0, number) == (list(range(number)), [])
+
+
+def test_read_repeats_the_request_for_a_partition_before_it_reports_a_transaction() -> None:
+    coordinator = Coordinator(0)
+    assert coordinator.read(10.0, number=1) == ([], [0])
+    assert [asked for asked, _ in coordinator.asked] == [1] * 4
+    assert coordinator.now <= committed_offsets.longest(10.0)
 
 
 @pytest.fixture

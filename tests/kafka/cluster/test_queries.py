@@ -136,6 +136,29 @@ def test_topic_ids_are_retried_while_the_controller_is_unavailable() -> None:
     cluster.check(["orders"])
 
 
+def test_topic_ids_count_for_a_while_if_their_read_takes_long() -> None:
+    """A member with thousands of partitions needs them in each part of its restore."""
+    clock = ManualClock()
+    cluster = Cluster(
+        validated({"bootstrap.servers": "broker:9092", "group.id": "etl"}, hold_limit_s=1),
+        clock=clock,
+    )
+    ids = {"orders": str(Uuid(1, 2))}
+    admin = vars(cluster)["_client"] = LostController(clock, looks=1)
+    assert cluster.topic_ids(["orders"]) == ids  # after 0.25 s
+    for after_s, reads in ((2.4, 2), (0.2, 3), (0.0, 4)):
+        clock.advance(after_s)
+        assert cluster.topic_ids(["orders"]) == ids
+        assert len(admin.asked_for_s) == reads
+    admin = vars(cluster)["_client"] = LostController(clock, looks=2)
+    for after_s, reads in ((0.0, 3), (2.9, 3), (0.2, 4)):
+        clock.advance(after_s)
+        assert cluster.topic_ids(["orders"]) == ids
+        assert len(admin.asked_for_s) == reads
+    cluster.topic_ids(["others"])
+    assert len(admin.asked_for_s) == 5
+
+
 def test_topic_ids_time_out_while_the_controller_is_unavailable() -> None:
     clock = ManualClock()
     cluster = Cluster(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 
 from dagster_rebalance.kafka.consumer.call_guard import CallGuard
@@ -25,3 +26,12 @@ def test_records_of_a_poll_are_freed_without_the_garbage_collector() -> None:
         assert poll()() is None
     finally:
         gc.enable()
+
+
+def test_guard_of_a_forked_process_refuses_calls() -> None:
+    guard = CallGuard()
+    child = os.fork()
+    if not child:
+        os._exit(guard.is_forked and not guard.is_free)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert guard.is_free

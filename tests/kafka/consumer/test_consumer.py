@@ -287,7 +287,7 @@ def test_nested_call_in_a_callback_is_refused(group: FakeGroup, call: str) -> No
 
     blue.set_rebalance_listener(Listener(assigned=nest))
     poll(blue)
-    assert refused == [f"{call} inside a rebalance callback: return from it first"]
+    assert refused == [f"{call} inside a rebalance callback: return from the callback first"]
     assert blue.assignment() == set(EVERYTHING)
 
 

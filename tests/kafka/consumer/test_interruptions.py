@@ -486,7 +486,7 @@ def test_commit_of_the_last_callback_is_answered_once(
 
 
 def test_answer_after_the_time_out_of_its_commit_is_ignored(group: FakeGroup, blue: Side) -> None:
-    """Its callback was called with the time-out; later events still count."""
+    """Its callback was called with the timeout; later events still count."""
     answers: list[BrokerError | None] = []
     blue.consumer.commit_async(
         {P0: OffsetAndMetadata(1)}, lambda _offsets, error: answers.append(error)

@@ -311,7 +311,7 @@ def test_carried_mark_is_ignored_by_a_consumer_with_another_policy(
 
 
 class SlowMember(FakeMember):
-    """A member whose coordinator answers `committed` late, with an error, or at the time-out."""
+    """A member whose coordinator answers `committed` late, with an error, or at the timeout."""
 
     def __init__(self, group: FakeGroup) -> None:
         super().__init__(group)
@@ -441,7 +441,7 @@ def test_mark_without_a_known_start_position_withholds_no_other_record(
 def test_no_request_for_marks_is_sent_with_too_little_time_left(
     group: FakeGroup, takes_s: float
 ) -> None:
-    """The client treats a time-out below 0 as infinite."""
+    """The client treats a timeout below 0 as infinite."""
     member = SlowMember(group)
     consumer = owner(group, pause_marks="carry", member=member)
     consumer.pause([P0, P1])

@@ -1,4 +1,4 @@
-"""Ends of a poll: `wakeup`, time-outs, iteration, and refused calls of other threads."""
+"""Ends of a poll: `wakeup`, timeouts, iteration, and refused calls of other threads."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ def test_operation_in_a_fork_is_refused(
     consumer = reading(group)
     consumer.poll(0)
     with monkeypatch.context() as fork:
-        fork.setattr(os, "getpid", lambda: -1)
+        fork.setattr(consumer._state.guard, "is_forked", True)
         with pytest.raises(IllegalStateError, match=r"poll on .* create a consumer here"):
             consumer.poll(0)
         if name == "close":
@@ -338,6 +338,7 @@ def test_asyncio_operation_in_a_fork_is_refused(
 
     with monkeypatch.context() as fork:
         fork.setattr(os, "getpid", lambda: -1)
+        fork.setattr(consumer._consumer._state.guard, "is_forked", True)
         play(use())
 
 

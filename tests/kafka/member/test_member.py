@@ -250,7 +250,46 @@ def test_failed_release_ends_the_membership(
 
     monkeypatch.setattr(session_module, "unassign", fail)
     scene.member.release()
-    assert lost(scene) == [PartitionsLost((P0,), LostReason.SESSION)]
+    assert lost(scene) == [PartitionsLost((P0,), LostReason.FAILED)]
+
+
+def fail(*_: object, **__: object) -> None:
+    raise KafkaException(KafkaError(KafkaError._STATE))
+
+
+def test_hold_that_fails_ends_the_membership(scene: ScriptedMember) -> None:
+    vars(scene.session.probe)["start"] = fail
+    scene.ask_for(P1)
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.FAILED)]
+    assert scene.client.calls[:2] == ["unsubscribe", "unassign"]
+
+
+def test_assignment_that_cannot_be_paused_ends_the_membership(scene: ScriptedMember) -> None:
+    """Otherwise the client would have a partition that the member does not have."""
+    vars(scene.client)["pause"] = fail
+    scene.grant(TopicPartition("orders", 2))
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.FAILED)]
+
+
+def test_member_whose_thread_failed_rejoins_after_a_pause(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    clock = ManualClock()
+    scene = scripted(clock)
+    vars(scene.client)["assignment"] = fail
+    scene.grant(P0)
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.FAILED)]
+    scene.poll()
+    assert len(scene.clients) == 1
+    clock.advance(5.0)
+    scene.poll()
+    assert len(scene.clients) == 2
+
+
+@pytest.mark.parametrize("code", [KafkaError._AUTHENTICATION, KafkaError._TRANSPORT])
+def test_error_of_the_client_is_remembered_once(scene: ScriptedMember, code: int) -> None:
+    scene.do(lambda: scene.session._on_error(KafkaError(code)))
+    assert list(scene.session.recent_errors) == [KafkaError(code)]
 
 
 def test_commit_of_a_wrong_value_is_refused_and_blocks_no_other(scene: ScriptedMember) -> None:
@@ -553,9 +592,8 @@ def test_failure_of_the_thread_is_reported_as_a_loss(
         raise RuntimeError(msg)
 
     scene.client.script.put(fail)
-    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.FAILED)]
     assert "a defect" in caplog.text
-    assert len(scene.clients) == 2, "it rejoins"
 
 
 def test_loss_is_reported_before_the_old_client_has_left(
@@ -643,7 +681,7 @@ def test_commit_with_a_timeout_inside_a_user_callback_is_not_sent(
     scene.do(lambda: scene.session._on_statistics("{}"))
     scene.until(lambda: refused, "the refusal")
     scene.pass_time()
-    assert "a commit with a time-out inside a callback" in refused[0]
+    assert "a commit with a timeout inside a callback" in refused[0]
     assert scene.client.asked == []
 
 

@@ -194,7 +194,7 @@ def test_range_reader_blames_no_transaction_for_a_dropped_batch(own_kafka: Kafka
     topic = damaged(own_kafka, break_length)
     reader = RangeReader(validated(config_of(own_kafka), hold_limit_s=10))
     with pytest.raises(BrokerError, match=f"{topic}-0 at offset {EACH} could be read") as caught:
-        list(reader.read([OffsetRange(topic, 0, 0, 3 * EACH)], timeout_s=3))
+        list(reader.read([OffsetRange(topic, 0, 0, 3 * EACH)], timeout_s=8))
     assert "transaction" not in str(caught.value)
     assert "the batch there is damaged" in str(caught.value)
 

@@ -63,13 +63,14 @@ class ScriptedClient:
 
 
 class Clock:
-    """A clock that advances by a second with each call."""
+    """A clock that advances with each call."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_s: float = 1.0) -> None:
         self.now = 0.0
+        self.step_s = step_s
 
     def __call__(self) -> float:
-        self.now += 1.0
+        self.now += self.step_s
         return self.now
 
 
@@ -150,6 +151,29 @@ def test_timeout_blames_a_transaction_only_at_the_last_stable_offset(
         BrokerError, match=r"orders-0 at offset 1 .*transaction is open: orders-0 .* to offset 1$"
     ):
         offsets(reader, *BOTH)
+
+
+def test_timeout_names_no_error_from_before_the_last_progress(script: Script) -> None:
+    away = trouble(KafkaError._TRANSPORT, "connection refused")
+    reader, _ = script([away], [record(0, 0)])
+    with pytest.raises(BrokerError, match="the client reports no reason"):
+        offsets(reader, OffsetRange("orders", 0, 0, 3))
+
+
+def test_timeout_names_no_log_query_from_before_the_last_progress(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, client = script([record(0, 0)], [end(0, 1)])
+    vars(reader)["_clock"] = Clock(step_s=0.5)
+
+    def away(*_: object) -> dict[TopicPartition, int]:
+        client.batches.append([record(0, 1)])
+        message = "the leader is away"
+        raise BrokerError(message, retriable=True)
+
+    monkeypatch.setattr(Cluster, "high_watermarks", away)
+    with pytest.raises(BrokerError, match="the client reports no reason"):
+        list(reader.read([OffsetRange("orders", 0, 0, 3)], 2.0))
 
 
 def test_unreadable_batch_after_the_range_is_ignored(script: Script) -> None:
@@ -245,3 +269,37 @@ def test_forked_child_creates_new_clients(script: Script, monkeypatch: pytest.Mo
     assert len(of_parent.batches) == 1
     reader.close()
     assert (own.is_closed, of_parent.is_closed) == (True, False)
+
+
+class Stolen(list[object]):
+    """Idle clients, the last of which another thread takes between a check and a `pop`."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def test_read_creates_a_client_if_another_thread_takes_the_idle_one(script: Script) -> None:
+    reader, _ = script([record(0, 0)])
+    vars(reader)["_idle"] = Stolen()
+    assert offsets(reader, OffsetRange("orders", 0, 0, 1)) == [(0, 0)]
+
+
+def test_close_ends_if_another_thread_takes_the_idle_client(script: Script) -> None:
+    reader, _ = script()
+    vars(reader)["_idle"] = Stolen()
+    reader.close()
+
+
+def test_client_of_a_read_that_ends_during_a_close_is_closed(script: Script) -> None:
+    reader, client = script([record(0, 0)])
+    records = reader.read_lists([OffsetRange("orders", 0, 0, 2)])
+    next(records)
+    unassign = client.incremental_unassign
+
+    def unassign_during_a_close(partitions: list[confluent_kafka.TopicPartition]) -> None:
+        unassign(partitions)
+        reader.close()
+
+    client.incremental_unassign = unassign_during_a_close  # type: ignore[method-assign]
+    records.close()  # type: ignore[attr-defined]
+    assert client.is_closed
