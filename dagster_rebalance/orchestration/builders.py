@@ -24,7 +24,7 @@ from typing import (
 import dagster as dg
 
 from dagster_rebalance.core.reporting.lag import LagLimit
-from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick, schedule_reruns
+from dagster_rebalance.orchestration.operators.rerun_tick import RerunTick, schedule_reruns
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.external_jobs import ExternalWork, WorkStopper, stopping
@@ -55,15 +55,16 @@ class SensorSettings:
     ] = ()
     lag_within_records: Annotated[
         int | None,
-        "The check `lag_within` fails while more offsets wait in all partitions together. Without "
-        "this and `lag_within_s` there is no such check.",
+        "The check `lag_within` fails while more than this many offsets wait in all partitions. "
+        "Without this and `lag_within_s`, there is no such check.",
     ] = None
     lag_within_s: Annotated[
         float | None,
-        "The check `lag_within` fails while a record waits for more seconds, by its timestamp.",
+        "The check `lag_within` fails while a record has waited longer than this many seconds, by "
+        "its timestamp.",
     ] = None
     minimum_interval_seconds: Annotated[
-        int, "Seconds between ticks of the sensor; below 5 has no effect."
+        int, "Seconds between ticks of the sensor. Values below 5 have no effect."
     ] = 5
     default_status: Annotated[
         dg.DefaultSensorStatus, "Whether the sensor is on from the start."
@@ -82,9 +83,9 @@ class BatchSensorSettings(SensorSettings):
     name: Annotated[str, "The name of the sensor."]
     job: Annotated[
         Job,
-        "The job that processes a batch. Each of its steps needs a `KafkaBatch` under `batch_key`, "
-        "and the job `dg.in_process_executor`. If one of its assets takes the value of another, "
-        "their IO manager must be `values_by_batch`.",
+        "The job that processes a batch. Each step needs a `KafkaBatch` under `batch_key`, and the "
+        "job needs `dg.in_process_executor`. If an asset loads the value of another asset, their "
+        "IO manager must be `values_by_batch`.",
     ]
     spark_key: Annotated[
         str | None,
@@ -99,8 +100,8 @@ class DefsSettings(SensorSettings):
     kafka: Annotated[KafkaConsumerResource, "The group to join."]
     assets: Annotated[
         Sequence[dg.AssetsDefinition],
-        "The assets that process a batch. In streaming runs, each is made by one decorated "
-        "function that returns nothing or `dg.MaterializeResult`.",
+        "The assets that process a batch. In streaming runs, each is one decorated function that "
+        "returns nothing or `dg.MaterializeResult`.",
     ]
     spark: Annotated[
         KafkaSparkResource | None, "The Spark session of a run, shared by its batches."
@@ -111,25 +112,26 @@ class DefsSettings(SensorSettings):
     spark_key: Annotated[str, "The resource key of `spark`."] = "spark"
     resources: Annotated[
         Mapping[str, Any] | None,
-        "Further resources of the assets, which live as long as the run. The config of a run "
-        "cannot change a `SchemaRegistryResource`. In per-batch runs, an IO manager through which "
-        "an asset takes the value of another must be among them, except Dagster's default: values "
-        "are stored per batch (`values_by_batch`).",
+        "Further resources of the assets, which live as long as the run. Run config cannot change "
+        "a `SchemaRegistryResource`. In per-batch runs, include the IO manager through which an "
+        "asset loads the value of another asset, unless it is Dagster's default: values are stored "
+        "per batch (`values_by_batch`).",
     ] = None
     job_tags: Annotated[
         Mapping[str, Any] | None,
-        "Tags of each run. Dagster stores other values than strings as JSON.",
+        "Tags of each run. Dagster stores values that are not strings as JSON.",
     ] = None
     commit_within_s: Annotated[
         float | None,
-        "Dagster's freshness policy shows the committed offsets as stale when no commit was "
-        "recorded for longer. At least 60; for topics that always receive records.",
+        "Dagster's freshness policy shows the committed offsets as stale if no commit was recorded "
+        "for this many seconds. At least 60, and above `record_every_s`. Use it for topics that "
+        "always receive records.",
     ] = None
     show_topics: Annotated[
         bool,
-        "Whether the topics are upstream of the assets in the lineage. An asset that takes the "
-        "value of another cannot get them. Dagster changes the deps of an asset only once: set it "
-        "to False if something else changes them.",
+        "Whether the topics are upstream of the assets in the lineage, except for assets that load "
+        "the value of another asset. Dagster changes the deps of an asset only once: set this to "
+        "False if something else changes the deps.",
     ] = True
 
     @property
@@ -201,7 +203,7 @@ def described(settings: type[SensorSettings]) -> dict[str, tuple[Any, str]]:
 
 
 def sensor_arguments(settings: SensorSettings) -> dict[str, Any]:
-    """Return the settings of the sensor among others."""
+    """Return the arguments for the sensor from the settings of a builder."""
     return {field.name: getattr(settings, field.name) for field in fields(SensorSettings)}
 
 

@@ -83,20 +83,20 @@ def build_kafka_batch_defs(settings: BatchDefsSettings) -> dg.Definitions:
     """Process the topics of a consumer group with assets, one run per batch of offsets.
 
     The assets get their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, with
-    `spark`, their session from the resource `spark`. All assets of a batch run in one process. For
-    several groups in one code location, give each its own name and resource keys, and join them
-    with `dg.Definitions.merge`.
+    `spark`, their session from the resource `spark`. All assets of a batch run in one process. If a
+    code location has several groups, give each group its own name and resource keys, and merge
+    their definitions with `dg.Definitions.merge`.
 
     Returns:
-        The assets, the job, the sensor, the jobs of operators (`<name>_control` pauses partitions,
+        The assets, the job, the sensor, the operator jobs (`<name>_control` pauses partitions,
         `<name>_rerun` processes past ranges again), the assets of the group (committed offsets,
         members and holds, lag) with checks, and the resources.
 
     Raises:
         ConfigurationError: There is no asset; an asset does not take a batch, needs run config, or
             has partitions, an automation condition or a retry policy; a resource is configured at
-            launch; the IO manager of a value between assets is missing; a name or a resource key is
-            taken; a secret is written in the code; or settings are invalid. Values of environment
+            launch; the IO manager for a value between assets is missing; a name or a resource key
+            is taken; a secret is hardcoded; or settings are invalid. Values of environment
             variables are checked in the first tick.
     """
     name, kafka, batch_key = settings.name, settings.kafka, settings.batch_key
@@ -118,6 +118,7 @@ def build_kafka_batch_defs(settings: BatchDefsSettings) -> dg.Definitions:
         selection=_without_checks_of_others(assets),
         executor_def=dg.in_process_executor,
         tags=dict(settings.job_tags or {}),
+        description=_job_description(name),
     )
     sensor = build_kafka_batch_sensor(
         name=f"{name}_sensor",
@@ -132,21 +133,21 @@ def build_kafka_batch_defs(settings: BatchDefsSettings) -> dg.Definitions:
 def build_kafka_stream_defs(settings: StreamDefsSettings) -> dg.Definitions:
     """Process the topics of a consumer group with assets in streaming runs: one run, many batches.
 
-    A streaming run is a member of the group. It calls the function of each asset for one batch
-    after the other, so a batch costs hundredths of a second instead of the start of a run. Several
-    runs share the partitions. The assets are the same as for `build_kafka_batch_defs`: they take
+    A streaming run is a member of the group. It calls the asset functions for one batch after the
+    other, so the overhead of a batch is hundredths of a second instead of a run launch. Several
+    runs share the partitions. Nearly all assets also work with `build_kafka_batch_defs`: they get
     their offsets from the parameter `kafka_batch` (a `KafkaBatch`).
 
     Returns:
-        The assets, the job, the sensor, the jobs of operators (`<name>_control` pauses partitions,
+        The assets, the job, the sensor, the operator jobs (`<name>_control` pauses partitions,
         `<name>_rerun` processes past ranges again), the assets of the group with checks, and the
         resources.
 
     Raises:
         ConfigurationError: There is no asset; an asset cannot be called for each batch, or has
             partitions, an automation condition, a pool or a retry policy; a resource is configured
-            at launch; a name or a resource key is taken; a secret is written in the code; or
-            settings are invalid. Values of environment variables are checked in the first tick.
+            at launch; a name or a resource key is taken; a secret is hardcoded; or settings are
+            invalid. Values of environment variables are checked in the first tick.
     """
     name, kafka, spark = settings.name, settings.kafka, settings.spark
     _check(settings, streams=True)
@@ -177,8 +178,9 @@ def build_kafka_stream_defs(settings: StreamDefsSettings) -> dg.Definitions:
         selection=_without_checks_of_others([streamed]),
         executor_def=dg.in_process_executor,
         tags={**job_tags, GROUP_TAG: _value_of(kafka.group_id)},
+        description=_job_description(name),
     )
-    # What is no JSON was refused by Dagster.
+    # Dagster has refused values that are not JSON.
     tags = json.dumps(dict(job_tags), sort_keys=True)
     registries = _registries(settings.resources)
     unshown = [
@@ -233,9 +235,21 @@ def _check(settings: DefsSettings, *, streams: bool) -> None:
     check_assets(name, assets)
     kafka.check_functions()
     if kafka.has_literal_engine_settings:
-        _with_known_group(kafka).engine_settings(streams=streams)
+        engine = _with_known_group(kafka).engine_settings(streams=streams)
+        _check_freshness(settings.commit_within_s, engine.record_every_s)
     _check_secrets(name, hardcoded_secrets(kafka, spark))
     _with_known_group(kafka).check_client()
+
+
+def _check_freshness(commit_within_s: float | None, record_every_s: float) -> None:
+    _freshness(commit_within_s)
+    if commit_within_s is not None and commit_within_s <= record_every_s:
+        msg = (
+            f"commit_within_s={commit_within_s:g} must be above record_every_s={record_every_s:g}, "
+            "in which the commits of a partition share one record: raise it, or lower "
+            "record_every_s"
+        )
+        raise ConfigurationError(msg)
 
 
 def _check_secrets(name: str, written: Iterable[str]) -> None:
@@ -256,7 +270,7 @@ def _check_keys(name: str, *keys: str) -> None:
 
 
 def _resources(settings: DefsSettings, batch: Mapping[str, KafkaBatch]) -> dict[str, Any]:
-    """Return all resources. The config of a run cannot change those of this package."""
+    """Return all resources. Run config cannot change the resources of this package."""
     name, others = settings.name, settings.resources or {}
     given = {settings.kafka_key: settings.kafka, settings.spark_key: settings.spark}
     own: dict[str, Any] = {key: pinned(one) for key, one in given.items() if one is not None}
@@ -286,17 +300,24 @@ def _registries(others: Mapping[str, Any] | None) -> dict[str, SchemaRegistryRes
     }
 
 
+def _job_description(name: str) -> str:
+    return (
+        f"Processes batches of Kafka records. The sensor {name}_sensor starts its runs: turn the "
+        f"sensor on, and do not launch this job. The job {name}_rerun processes past ranges again."
+    )
+
+
 def _without_checks_of_others(assets: Sequence[dg.AssetsDefinition]) -> dg.AssetSelection:
     """Select the assets and the checks in their check_specs.
 
-    A check that is defined apart takes no batch, and a streaming run would wait for its output.
+    An asset check that is defined separately takes no batch. A streaming run would wait for it.
     """
     own = [spec.key for asset in assets for spec in asset.check_specs]
     return dg.AssetSelection.assets(*assets).without_checks() | dg.AssetSelection.checks(*own)
 
 
 def _topic_assets(settings: DefsSettings) -> list[dg.AssetSpec]:
-    """Return the shown topics as external assets, without patterns and unset variables.
+    """Return the topics as external assets, except for patterns and unset variables.
 
     Groups that read the same topic declare equal assets, which Dagster treats as one.
     """
@@ -316,9 +337,9 @@ def _topic_assets(settings: DefsSettings) -> list[dg.AssetSpec]:
 
 
 def _downstream(asset: dg.AssetsDefinition, topics: Sequence[dg.AssetSpec]) -> dg.AssetsDefinition:
-    """Return the asset with the topics upstream, where Dagster can add them.
+    """Return the asset with the topics as upstream deps, if Dagster can add them.
 
-    A new dep would replace an input that takes the value of another asset.
+    An asset with an input that loads another asset is unchanged: a new dep would replace the input.
     """
     if (
         not asset.is_executable
@@ -350,12 +371,11 @@ def _definitions(
         deps=[key for asset in assets for key in asset.keys],
         partitions_def=dg.DynamicPartitionsDefinition(name=group.partitions_name),
         description=(
-            f"The committed offsets of consumer group {group_id}. Each materialisation is a commit "
-            "of one partition, or all its commits within record_every_s (10 s in streaming "
-            "runs), with the lag of the partition. If a partition is stopped, the check "
-            "no_partition_stopped shows the reason and the remedy. The asset "
-            f"{group.lag.to_user_string()} shows the lag of the whole group, and "
-            f"{group.group.to_user_string()} the members and their partitions."
+            f"The committed offsets of consumer group {group_id}. A materialization shows a commit "
+            "of one partition, or all its commits within record_every_s (600 s in streaming "
+            "runs). The check no_partition_stopped shows why partitions are stopped and what to "
+            f"do. The asset {group.lag.to_user_string()} shows the lag of the group, and "
+            f"{group.group.to_user_string()} its members."
         ),
         group_name="streaming",
         kinds={"kafka"},
@@ -364,10 +384,10 @@ def _definitions(
     members = dg.AssetSpec(
         group.group,
         description=(
-            f"The members of consumer group {group_id}, as observations. The newest one has three "
-            "tables: members (the partitions of each member), open_holds (partitions that are "
-            "being revoked, and the runs that the holds wait for), and receipts (the outcomes of "
-            "the last holds)."
+            f"The members of consumer group {group_id}. The newest observation has three tables: "
+            "members (the partitions of each member), open_holds (partitions that Kafka wants to "
+            "move, and the runs that their owner waits for), and receipts (how the last holds "
+            "ended)."
         ),
         group_name="streaming",
         kinds={"kafka"},
@@ -375,9 +395,9 @@ def _definitions(
     lag = dg.AssetSpec(
         group.lag,
         description=(
-            f"The lag of consumer group {group_id}, as observations. Plots shows it over time. The "
-            "table largest shows the partitions with the largest lag, the runs on them, and why "
-            "they are stopped."
+            f"The lag of consumer group {group_id}: offsets in Kafka that are not committed. Plots "
+            "shows it over time. In an observation, the table largest shows the partitions with "
+            "the largest lag, the runs on them, and why they are stopped or paused."
         ),
         group_name="streaming",
         kinds={"kafka"},
@@ -418,7 +438,7 @@ def _freshness(commit_within_s: float | None) -> dg.FreshnessPolicy | None:
 
 
 def _with_known_group(kafka: KafkaConsumerResource) -> KafkaConsumerResource:
-    """Return the resource with the value of its group id, which messages show."""
+    """Return the resource with its group id resolved, as messages show it."""
     return kafka.model_copy(update={"group_id": _value_of(kafka.group_id)})
 
 

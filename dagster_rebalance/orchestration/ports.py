@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.model.commands import (
         Claimed,
@@ -45,9 +45,9 @@ class ShownStops(NamedTuple):
     """The stopped partitions that the check of the group shows.
 
     Attributes:
-        reasons: The first of the partitions, with reasons.
+        reasons: The first stopped partitions, with reasons.
         partitions: The number of stopped partitions.
-        told: Those of the first partitions that were reported by their owners.
+        told: The partitions in `reasons` that were reported by their owners.
     """
 
     reasons: Mapping[TopicPartition, str]
@@ -55,15 +55,15 @@ class ShownStops(NamedTuple):
     told: frozenset[TopicPartition]
 
     def are(self, stopped: Mapping[TopicPartition, str]) -> bool:
-        """Whether the check shows these partitions, as far as its table reaches."""
+        """Whether the check shows these partitions, as far as its table has room."""
         return self.partitions == len(stopped) and self.reasons.keys() <= stopped.keys()
 
 
 class RunsToEnd(Protocol):
-    """Ends runs, which may block on a launcher. Called by several threads."""
+    """Ends runs. A call may block on a launcher. Called by several threads."""
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Cancel a run, and mark it as taken back; with `only_unstarted`, unless it has started."""
+        """Cancel a run, and mark it as TAKEN_BACK. If `only_unstarted`, skip a started run."""
 
     def end_dead(self, run_id: str, sign: str) -> bool:
         """Stop the external work of a run whose process is gone, and mark the run as over.
@@ -79,16 +79,16 @@ class RunsPort(RunsToEnd, Protocol):
     def read(
         self, batch_ids: Iterable[str], *, with_live: bool = False, claims: Iterable[Claimed] = ()
     ) -> tuple[RunSnapshot, ...]:
-        """Read all runs of the batches, oldest first; with `with_live`, all live runs of the group.
+        """Read all runs of the batches, oldest first; if `with_live`, also all live runs.
 
-        Deleted runs that still work are found by their `claims`.
+        Deleted runs that may still work on one of `claims` are included.
         """
 
     def why_failed(self, run_id: str, batch_id: str) -> str:
-        """Return the error of a run on a batch, in a few words."""
+        """Return a short form of the error of a run on a batch."""
 
     def record_outcomes(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
-        """Record how the work on abandoned claims ended, for their next owner."""
+        """Record the outcomes of abandoned claims, for the next owner."""
 
     def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
         """Record for how long a streaming run has worked on a batch."""
@@ -97,7 +97,7 @@ class RunsPort(RunsToEnd, Protocol):
 class WorkPort(Protocol):
     """The worker of a streaming run: processes batches in this process, one at a time.
 
-    The thread of the member loop calls all methods but `report`. None of these waits.
+    The thread of the member loop calls all methods except `report`. No method but `report` waits.
     """
 
     def begin(
@@ -117,8 +117,11 @@ class WorkPort(Protocol):
     def watch(self) -> None:
         """Interrupt a batch that takes too long, and end the run if the batch does not end."""
 
+    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+        """Note the partitions that are to be released: their results are reported before."""
+
     def stop(self, run_ids: Collection[str]) -> None:
-        """Stop the batch being processed if its run is one of these, by directive."""
+        """Stop the current batch by directive, if its run is one of these."""
 
     def results(self) -> Iterator[RunsRead]:
         """Take the results of batches."""
@@ -129,17 +132,17 @@ class WorkPort(Protocol):
         """Return the runs of the worker's own batches, without Dagster."""
 
     def must_report(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether the last report does not match these partitions and the current batch."""
+        """Whether the last report differs from these partitions and the current batch."""
 
     def report(self, partitions: Collection[TopicPartition]) -> None:
-        """Report how the work on abandoned claims ended, and then the partitions of the worker.
+        """Report the outcomes of abandoned claims, and then the partitions of the worker.
 
         The worker may work on the given partitions, and on those of its current batch. The storage
         thread calls this before the member claims ranges of newly assigned partitions.
         """
 
     def abandon(self, claims: Iterable[Claimed]) -> None:
-        """Note that other members may find these claims: `report` reports how they ended."""
+        """Record that other members may find these claims: `report` reports their outcomes."""
 
     @property
     def unreported(self) -> Mapping[Claimed, BatchOutcome]:
@@ -164,14 +167,22 @@ class CataloguePort(GroupRecords, Protocol):
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Add partitions to the offsets asset, so that commits can be recorded."""
 
-    def record_commit(self, commit: RecordCommit) -> None:
-        """Record the part of a commit that is not recorded yet."""
+    def record_commits(
+        self, commits: Sequence[RecordCommit], is_wanted: Callable[[RecordCommit], bool]
+    ) -> tuple[RecordCommit, ...]:
+        """Record the parts of commits that are not recorded yet; return the recorded commits.
 
-    def record_hold(self, hold: ShowHold) -> None:
-        """Record that partitions are held, and for which runs."""
+        Commits that are not wanted any more when their turn comes are left out.
+        """
 
-    def record_receipt(self, receipt: Receipt) -> None:
-        """Record how a hold ended."""
+    def record_hold(self, hold: ShowHold, at: float | None = None) -> None:
+        """Record that partitions are held, and for which runs.
+
+        `at`: since when, in seconds since 1970; None for now.
+        """
+
+    def record_receipt(self, receipt: Receipt, at: float | None = None) -> None:
+        """Record how a hold ended, and when (`at`, as for `record_hold`)."""
 
     def show_stopped(self, standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
         """Report the stopped, paused and missing partitions of the group to the check.
@@ -203,7 +214,7 @@ class CataloguePort(GroupRecords, Protocol):
         """Release the lease, so that another process can join at once."""
 
     def leave_request(self) -> LeaveRequested | None:
-        """Return the request to leave for another process, if there is one."""
+        """Return the request to leave if another process has joined, or None."""
 
 
 class MeterPort(Protocol):
@@ -213,10 +224,10 @@ class MeterPort(Protocol):
         """Count member events."""
 
     def show(self, state: MemberState, clock: Callable[[], float]) -> None:
-        """Set the state, on `clock`, that the gauges are read from at any time."""
+        """Set the state that the gauges are read from at any time; its times are of `clock`."""
 
     def leave(self) -> None:
-        """Remove the gauges of a member that has left, and pass its last numbers on."""
+        """Remove the gauges of a member that has left, and wait for its queued measurements."""
 
 
 class DeadLettersPort(Protocol):

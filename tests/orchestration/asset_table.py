@@ -670,7 +670,7 @@ def hook(_context: dg.HookContext) -> None:
 @row(
     OPTIONS,
     "`hooks`",
-    stream="report failures in the body, or with an alert on the check `no_partition_stopped`",
+    stream="report failures in the function, or with an alert on the check `no_partition_stopped`",
 )
 @dg.asset(hooks={hook})
 def hooked(kafka_batch: KafkaBatch) -> None:

@@ -98,6 +98,11 @@ class FaultyConsumer(RebalanceAwareConsumer):
 
 class WatchedEngine(Engine):
     told: list[events.Event]
+    owed: list[int]
+
+    def owe_records(self, records: int, now: float) -> None:
+        self.owed += [records] if records else []
+        super().owe_records(records, now)
 
     def apply(self, event: events.Event, now: float) -> tuple[commands.Command, ...]:
         self.told.append(event)
@@ -124,11 +129,15 @@ class FaultyCatalogue(Catalogue):
             raise _locked()
         return super().last_recorded(partitions)
 
-    def record_commit(self, commit: commands.RecordCommit) -> None:
+    def record_commits(
+        self,
+        commits: Sequence[commands.RecordCommit],
+        is_wanted: Callable[[commands.RecordCommit], bool] = lambda _: True,
+    ) -> tuple[commands.RecordCommit, ...]:
         if self.failures:
             self.failures -= 1
             raise _locked()
-        super().record_commit(commit)
+        return super().record_commits(commits, is_wanted)
 
     def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
         if self.shows_fail:
@@ -192,7 +201,7 @@ class Bench:
         self.engine = WatchedEngine(
             settings, new_batch_id=lambda _: f"b-{next(ids)}", now=self.group.clock()
         )
-        self.engine.told = []
+        self.engine.told, self.engine.owed = [], []
         self.assets = GroupAssets.of("etl")
         self.catalogue = FaultyCatalogue(
             instance, self.assets, MemberIdentity("blue", "sensor", "process-1")

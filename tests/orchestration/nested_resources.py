@@ -1,6 +1,6 @@
 """Resources with a resource inside."""
 
-# No `from __future__ import annotations` here: Dagster recognises a nested resource by its
+# No `from __future__ import annotations` here: Dagster recognizes a nested resource by its
 # evaluated annotation.
 from pathlib import Path
 from typing import Any

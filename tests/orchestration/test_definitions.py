@@ -239,13 +239,16 @@ def test_commit_within_s_is_a_freshness_policy_of_the_offsets(
     build: Callable[..., dg.Definitions],
 ) -> None:
     def offsets(**settings: float) -> dg.FreshnessPolicy | None:
-        graph = build(kafka=kafka(), assets=[streamed], **settings).resolve_asset_graph()
+        reads = kafka(record_every_s=89)
+        graph = build(kafka=reads, assets=[streamed], **settings).resolve_asset_graph()
         return graph.get(GroupAssets.of("etl").offsets).freshness_policy
 
     assert offsets() is None
     assert offsets(commit_within_s=90) == dg.FreshnessPolicy.time_window(timedelta(seconds=90))
     with pytest.raises(ConfigurationError, match="commit_within_s=59 must be at least 60"):
         offsets(commit_within_s=59)
+    with pytest.raises(ConfigurationError, match="commit_within_s=89 must be above record_every_s"):
+        offsets(commit_within_s=89)
 
 
 def test_two_groups_load_in_one_code_location() -> None:
@@ -567,9 +570,9 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (
         STREAM,
         {"assets": [asset_table.takes_value]},
-        "takes_value takes 'returns_value', which is neither a resource nor the batch",
+        "takes_value has the parameter 'returns_value', which is neither a resource nor the batch",
     ),
-    (STREAM, {"assets": [_graph]}, "inner is not one decorated function"),
+    (STREAM, {"assets": [_graph]}, "inner is not a single function"),
     (STREAM, {"assets": [asset_table.pooled]}, "pooled has a pool, .* with the argument `runs`"),
     (
         STREAM,
@@ -588,7 +591,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (
         STREAM,
         {"assets": [with_own_rate("one", 1), with_own_rate("two", 2)]},
-        "asset two has another resource 'rate' in",
+        "asset two defines another resource 'rate' in",
     ),
     # Names and keys
     (BOTH, {"resources": {"kafka": object()}}, "the resource key 'kafka' is used by orders itself"),
@@ -818,7 +821,7 @@ def test_manual_check_finds_lost_offsets_and_records(check: Check) -> None:
     catalogue = Catalogue(check.instance, GroupAssets.of(check.kafka.group_id), NO_MEMBER)
     for number in (0, 1):
         done = RecordCommit(span(number), 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None)
-        catalogue.record_commit(done)
+        catalogue.record_commits([done])
     check.group.committed[tp(1)] = encode(StoredPartition(10, log=Log(leader_epoch=1)))
     check.group.elect(tp(1))
     check.group.elect(tp(1), cut_at=5)

@@ -34,7 +34,7 @@ def values_by_batch(
     """Return an IO manager that stores the values of some assets by batch.
 
     In a run of `job`, the value of such an asset is stored and loaded with `__batch_<digest>`
-    appended to the asset key. In any other run, the value of the batch that materialised the asset
+    appended to the asset key. In any other run, the value of the batch that materialized the asset
     last is loaded. Values of other assets are not affected.
 
     `build_kafka_batch_defs` does this for the assets whose values its other assets load. Do the
@@ -46,7 +46,7 @@ def values_by_batch(
         assets: The assets of the job whose values its other assets load.
 
     Returns:
-        The one wrapper of this IO manager. A second call adds to it.
+        The wrapper of this IO manager. A second call adds its assets to the same wrapper.
 
     Raises:
         ConfigurationError: The IO manager has a resource that is configured at launch.
@@ -109,7 +109,7 @@ class _TakenValue:
 
     @property
     def manager_keys(self) -> set[str]:
-        """The keys of the IO managers that store and load it."""
+        """The keys of the IO managers that store and load the value."""
         node = self.taker.node_def
         own = {
             taken.input_manager_key
@@ -121,7 +121,7 @@ class _TakenValue:
 
     @property
     def own_resources(self) -> set[str]:
-        """The keys of the resources that are parts of the two definitions."""
+        """The keys in `resource_defs` of the two assets."""
         return {*self.taker.resource_defs, *self.maker.resource_defs}
 
     def __str__(self) -> str:
@@ -184,7 +184,7 @@ class ValuesByBatch(dg.IOManagerDefinition):
 
 
 _SHARED: dict[int, tuple[Any, ValuesByBatch]] = {}
-"""By the id of the IO manager, which stays alive for its id to stay unique."""
+"""Wrappers by the id of the IO manager, which stays alive, so its id is unique."""
 
 
 def _shared(io_manager: Any) -> ValuesByBatch:  # noqa: ANN401 - as above
@@ -210,7 +210,7 @@ def _definition(resource: Any) -> dg.ResourceDefinition:  # noqa: ANN401 - as ab
 
 
 class _BatchIOManager(dg.IOManager):
-    """Passes values to the IO manager of the user, under a key of their batch."""
+    """Passes values to the user's IO manager, under a key for their batch."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ def _suffix_in(run: dg.DagsterRun | None, *step: str) -> str:
 
 
 class _Keyed:
-    """A context of Dagster in which the names of a value have a suffix."""
+    """A Dagster context that appends a suffix to the names of a value."""
 
     def __init__(self, context: Any, suffix: str) -> None:  # noqa: ANN401 - either kind
         self.__dict__["_original"] = context

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import (
@@ -30,6 +29,11 @@ from dagster_rebalance.decoding.batches import (
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
+from dagster_rebalance.orchestration.batch.arrow_records import (
+    MAX_CHUNK_BYTES,
+    pyarrow,
+    record_schema,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,43 +48,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.registry import Encoding
 
-_RECORDS_PER_BATCH = 10_000
-_MAX_CHUNK_BYTES = 64 << 20
-_MAX_MS = (1 << 63) // 1000 - 1
-"""The limit of a column of microseconds. A producer that writes nanoseconds exceeds it."""
 _CHUNK = 500
 """Messages whose dead letters are stored together."""
 _MAX_UNKNOWN = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-def pyarrow() -> Any:  # noqa: ANN401 - it has no types
-    """Return the library."""
-    try:
-        return import_module("pyarrow")
-    except ImportError as problem:
-        msg = f"kafka_batch.arrow needs pyarrow: install it with `pip install pyarrow` ({problem})"
-        raise ConfigurationError(msg) from problem
-
-
-def record_schema() -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Return the columns of records that are not decoded."""
-    pa = pyarrow()
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    return pa.schema(
-        [
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("topic", pa.string()),
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp", pa.timestamp("us", "UTC")),
-            ("timestampType", pa.int32()),
-            ("headers", pa.list_(header)),
-            ("range_start", pa.int64()),
-            ("range_until", pa.int64()),
-        ]
-    )
 
 
 def decoded_schema(decoders: Iterable[Decoder], *, keeps_undecodable: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -103,44 +74,11 @@ def chunks(messages: Iterable[Message], most: int) -> Iterator[list[Message]]:
     for message in messages:
         chunk.append(message)
         size += len(message)
-        if len(chunk) == most or size >= _MAX_CHUNK_BYTES:
+        if len(chunk) == most or size >= MAX_CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-def record_batches(messages: Iterator[Message], ranges: Sequence[OffsetRange]) -> Iterator[Any]:
-    """Yield messages of some ranges as record batches."""
-    pa = pyarrow()
-    schema = record_schema()
-    by_partition: dict[tuple[str, int], list[OffsetRange]] = {}
-    for range_ in ranges:
-        by_partition.setdefault((range_.topic, range_.partition), []).append(range_)
-    for chunk in chunks(messages, _RECORDS_PER_BATCH):
-        rows = [_row(message, by_partition) for message in chunk]
-        columns = zip(*rows, strict=True)
-        arrays = [
-            pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _row(
-    message: Message, by_partition: dict[tuple[str, int], list[OffsetRange]]
-) -> tuple[object, ...]:
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    ranges = by_partition[topic or "", partition or 0]
-    range_ = next(one for one in ranges if one.start <= (offset or 0) < one.until)
-    kind, at_ms = message.timestamp()
-    headers: Any = message.headers()
-    return (
-        *(as_bytes(message.key()), as_bytes(message.value()), topic, partition, offset),
-        at_ms * 1000 if kind and abs(at_ms) <= _MAX_MS else None,
-        kind - 1,  # Kafka's client numbers the types from 1, Spark from 0
-        headers and [{"key": name, "value": as_bytes(value)} for name, value in headers],
-        *(range_.start, range_.until),
-    )
 
 
 def as_bytes(value: str | bytes | None) -> bytes | None:
@@ -156,8 +94,8 @@ class DecodedMessage:
         message: The message of confluent-kafka.
         key: The decoded key, or its bytes without an encoding.
         value: The decoded value, or its bytes without an encoding.
-        undecodable: Why it could not be decoded, with `keep_undecodable`. A key or value that could
-            not be decoded is None.
+        undecodable: With `keep_undecodable`, why the message could not be decoded. A key or value
+            that could not be decoded is None.
     """
 
     message: Message
@@ -210,7 +148,7 @@ class Decoding:
 
     @property
     def on_undecodable(self) -> OnUndecodable:
-        """What to do with an undecodable record after its dead letter is stored."""
+        """The treatment of an undecodable record after its dead letter is stored."""
         if self.keep_undecodable:
             return "keep"
         return "fail" if self.dead_letters is None else "drop"
@@ -223,7 +161,7 @@ class Decoding:
 def with_known_schemas(
     decoders: Sequence[Decoder], ids: Mapping[str, Sequence[int]]
 ) -> list[Decoder]:
-    """Return the decoders with all schemas that they need, and query no registry."""
+    """Return the decoders with all schemas that they need, so that they query no registry."""
     known = []
     for decoder in decoders:
         schemas, problems = {}, {}
@@ -282,7 +220,7 @@ def decoded_batches(
 
 
 class Letters:
-    """Stores dead letters of undecodable records. It connects for the first of them.
+    """Stores dead letters of undecodable records; connects for the first dead letter.
 
     Without a `topic`, an undecodable record fails the batch. Without `kafka`, as in a test of an
     asset, nothing is stored.
@@ -351,7 +289,7 @@ def _letter(message: Message, reason: str) -> RecordLetter:
 
 
 class GivenMessages:
-    """The messages of a batch for testing."""
+    """The messages that a test gives to its batch."""
 
     def __init__(self, ranges: Iterable[OffsetRange], messages: Iterable[Message] | None) -> None:
         own = tuple(ranges)
@@ -421,7 +359,7 @@ def _is_bytes(part: object) -> bool:
 
 
 def _time(at_ms: int) -> datetime | None:
-    """Return a time, or None after the year 9999, the last that Python supports."""
+    """Return a time, or None after the year 9999, the last year that Python supports."""
     try:
         return _EPOCH + timedelta(milliseconds=at_ms)
     except OverflowError:

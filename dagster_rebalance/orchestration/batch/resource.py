@@ -1,14 +1,16 @@
 """`KafkaBatch`: the batch of a run, as a resource of its assets.
 
-A run performs its start check after Dagster shows it as started, so any other run of the batch can
-see it. A run that must not work records REFUSED, which is no failed attempt, and fails with the
-reason.
+A run performs its start check when its status is already STARTED, so other runs of the batch detect
+it. A run that must not process the batch records REFUSED, which is not a failed attempt, and fails
+with the reason.
 """
 
-# No `from __future__ import annotations` here: Dagster recognises a nested resource by its
+# No `from __future__ import annotations` here: Dagster recognizes a nested resource by its
 # evaluated annotation.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import dagster as dg
@@ -23,6 +25,7 @@ from dagster_rebalance.core.runs.rerun_batch import rerun_of
 from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
 from dagster_rebalance.kafka.client.settings import isolation_level
 from dagster_rebalance.kafka.reading.range_reader import DEFAULT_TIMEOUT_S, RangeReader
+from dagster_rebalance.orchestration.batch.arrow_records import pyarrow, record_batches
 from dagster_rebalance.orchestration.batch.records import (
     DecodedMessage,
     Decoding,
@@ -32,8 +35,6 @@ from dagster_rebalance.orchestration.batch.records import (
     decoded_batches,
     decoded_messages,
     decoded_schema,
-    pyarrow,
-    record_batches,
     with_known_schemas,
 )
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import check_no_secrets
@@ -52,7 +53,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     REFUSED_TAG,
     RunEvent,
     format_range,
-    parse_range,
+    parse_ranges,
     record_run_event,
 )
 from dagster_rebalance.spark.spark_jobs import jvm_has_died
@@ -63,6 +64,15 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.decoding.decoder import Decoder
+
+
+_BATCHES_KEPT = 4
+
+
+@lru_cache(_BATCHES_KEPT)
+def _parsed(texts: tuple[str, ...]) -> Mapping[OffsetRange, None]:
+    """Return the ranges of a batch, in order: an asset may ask for each of a thousand ranges."""
+    return dict.fromkeys(parse_ranges(texts))
 
 
 class HasSparkSession(Protocol):
@@ -88,7 +98,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     batch_id: str = Field(default="", description="Filled in by the sensor.")
     ranges: list[str] = Field(
         default_factory=list,
-        description="topic:partition:start:until of each range. Filled in by the sensor.",
+        description="topic:partition:start:until of each range; further ranges of the topic may "
+        "follow as ,partition:start:until. Filled in by the sensor.",
     )
     _reader: RangeReader | None = PrivateAttr(default=None)
     _spark_clients: str = PrivateAttr(default="")
@@ -123,14 +134,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         class BatchForTesting(KafkaBatch):
             """A batch with the messages of a test."""
 
-            def messages(
-                self,
-                ranges: OffsetRange | Iterable[OffsetRange] | None = None,
-                *,
-                timeout_s: float = DEFAULT_TIMEOUT_S,
-            ) -> Iterator["Message"]:
-                _ = timeout_s
-                return given.read(self.chosen(ranges))
+            def _read(
+                self, wanted: Sequence[OffsetRange], _timeout_s: float
+            ) -> Iterator[list["Message"]]:
+                return ([message] for message in given.read(wanted))
 
             def dataframe(
                 self,
@@ -161,9 +168,13 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     def offset_ranges(self) -> tuple[OffsetRange, ...]:
         """The half-open ranges to process.
 
-        Key the output by range: each repetition processes whole ranges with the same bounds.
+        Key the output by range: a retry or a rerun processes whole ranges with the same bounds.
         """
-        return tuple(parse_range(text) for text in self.ranges)
+        return tuple(self._known)
+
+    @property
+    def _known(self) -> Mapping[OffsetRange, None]:
+        return _parsed(tuple(self.ranges))
 
     @property
     def _claims(self) -> "list[Claimed]":
@@ -182,7 +193,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def records(self) -> int:
-        """The number of offsets in the ranges: compaction and transactions leave fewer records."""
+        """The number of offsets in the ranges. Compaction and transactions leave fewer records."""
         return sum(len(range_) for range_ in self.offset_ranges)
 
     def dataframe(
@@ -204,8 +215,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 `minPartitions` for more tasks than ranges.
 
         Raises:
-            ConfigurationError: A security setting has no equivalent in Spark, or would be sent
-                unencrypted; or an option would change which offsets are read.
+            ConfigurationError: A security setting has no equivalent in Spark, a login would be sent
+                unencrypted, or an option would change which offsets are read.
             IllegalStateError: A range is not one of the batch.
         """
         from dagster_rebalance.spark.ranges import given_records, read_ranges
@@ -250,11 +261,11 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             value: The encoding of values: `registry.avro()`, `registry.protobuf()`,
                 `registry.json_schema()` of a `SchemaRegistryResource`, or `plain_json(schema)`.
             key: The encoding of keys.
-            dead_letters: A topic for records that cannot be decoded. They are stored there before
-                this method returns, and are not in the DataFrame. A replay stores them again: the
-                key of each dead letter is `<topic>-<partition>-<offset>`.
-            keep_undecodable: Instead, return these records as well: their column `undecodable` has
-                the reason, the key and the value; it is null for all other records.
+            dead_letters: A topic for undecodable records. They are stored there before this method
+                returns, and are not in the DataFrame. A retried batch stores them again
+                with the same keys, `<topic>-<partition>-<offset>`.
+            keep_undecodable: Return undecodable records, too, instead of failing. Their column
+                `undecodable` has the reason, the key and the value; it is null in all other rows.
             ranges: See `dataframe`.
             options: Further options of Spark's Kafka connector.
 
@@ -294,26 +305,28 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         markers have none, nor have aborted records unless `isolation.level` is `read_uncommitted`.
 
         Args:
-            ranges: One or more ranges of the batch, to write one output after the other. An empty
-                iterable gives no records. Default: all ranges.
-            timeout_s: The time-out for reading without progress. Brokers may restart in this time.
+            ranges: One or more ranges of the batch, for example to write one output per range. An
+                empty iterable gives no records. Default: all ranges.
+            timeout_s: Maximum seconds without progress. Set it above the time of a broker restart.
 
         Raises:
             BrokerError: Kafka no longer has all of the offsets, does not answer, or refuses. No
                 record is skipped.
             IllegalStateError: A range is not one of the batch.
         """
-        wanted = self.chosen(ranges)
+        return chain.from_iterable(self._read(self.chosen(ranges), timeout_s))
+
+    def _read(self, wanted: Sequence[OffsetRange], timeout_s: float) -> Iterator[list["Message"]]:
         if not wanted:
             return iter(())
         if self._reader is None:
             self._reader = self.kafka.reader()
-        return self._reader.read(wanted, timeout_s)
+        return self._reader.read_lists(wanted, timeout_s)
 
     def _topics(self, wanted: Iterable[OffsetRange]) -> frozenset[str]:
-        """Return the topics whose schemas decode some ranges.
+        """Return the topics whose schemas decode the wanted ranges.
 
-        Without ranges, that is a topic of the group that is not in the batch, if there is one.
+        Without ranges, return the topics of the group that the batch does not have, if any.
         """
         own = frozenset(range_.topic for range_ in self.offset_ranges)
         named = frozenset(topic for topic in self.kafka.topics if is_topic_name(topic))
@@ -391,7 +404,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         wanted = self.chosen(ranges)
         decoders = decoding.decoders(self._topics(wanted))
         schema = decoded_schema(decoders, keeps_undecodable=keep_undecodable)
-        batches = record_batches(self.messages(wanted, timeout_s=timeout_s), wanted)
+        batches = record_batches(self._read(wanted, timeout_s), wanted)
         if decoding.encodings:
             letters = self._letters(dead_letters)
             batches = decoded_batches(batches, decoders, letters, decoding.on_undecodable)
@@ -403,12 +416,11 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             IllegalStateError: A range is not one of the batch.
         """
-        own = self.offset_ranges
         if ranges is None:
-            return own
+            return self.offset_ranges
         wanted = (ranges,) if isinstance(ranges, OffsetRange) else tuple(ranges)
         for range_ in wanted:
-            if range_ not in own:
+            if range_ not in self._known:
                 msg = (
                     f"{range_} is no range of batch {self.batch_id}: give some of its "
                     "offset_ranges, or omit ranges for all of them"
@@ -454,7 +466,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         return {**(more or {}), **sent}
 
     def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
-        """Return metadata for the materialisation of an asset: the batch and its ranges.
+        """Return metadata for the materialization of an asset: the batch and its ranges.
 
         Args:
             row_count: The number of written records, for Dagster's chart, as returned by
@@ -493,7 +505,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         try:
             why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()
         except Exception:
-            # Without the event REFUSED, the owner of the batch waits for the time-out.
+            # Without the event REFUSED, the owner of the batch waits for the timeout.
             with suppress(Exception):
                 record_run_event(instance, run, RunEvent.REFUSED)
             raise
@@ -531,11 +543,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 "owner of the batch finds the run, or no sensor of group "
                 f"{self.kafka.group_id} requests runs of its job"
             )
-        if not own.ranges or own.ranges != self.offset_ranges:
-            return "its ranges are not those of its run config"
-        paused = self._paused(instance)
-        if paused is not None:
-            return paused
+        why_not = self._other_ranges(own.ranges) or self._paused(instance)
+        if why_not is not None:
+            return why_not
         try:
             with self.kafka.connect() as consumer:
                 committed = consumer.committed([range_.topic_partition for range_ in own.ranges])
@@ -548,8 +558,20 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             return rerun_refusal(own, runs, committed, planned)
         return refusal(own, runs, committed)
 
+    def _other_ranges(self, found: Sequence[OffsetRange]) -> str | None:
+        """Describe why the ranges are not those that other runs find in the run config."""
+        try:
+            own = self.offset_ranges
+        except ValueError:  # it shows the text, which may be the value of an environment variable
+            return (
+                "the ranges in its run config cannot be read: each must be "
+                "topic:partition:start:until. Re-execute the run that the sensor requested, with "
+                "its run config unchanged"
+            )
+        return None if found and found == own else "its ranges are not those of its run config"
+
     def _paused(self, instance: dg.DagsterInstance) -> str | None:
-        """Return the directive in force for one of the ranges; None without any."""
+        """Describe the pause or stop that applies to one of the ranges; None if there is none."""
         assets = GroupAssets.of(self.kafka.group_id)
         directives = DirectiveStore(instance, assets.directives_name).read()
         for partition in (range_.topic_partition for range_ in self.offset_ranges):

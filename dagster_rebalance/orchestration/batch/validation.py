@@ -1,9 +1,9 @@
 """Checks of assets and of their job, in both forms of run.
 
-Only the sensor requests runs with a batch, so nothing else may materialise the assets. For the
-steps that require it, a `KafkaBatch` performs the start check, sends heartbeats and records the end
-of the run, in one process. A run of other steps, as by "re-execute from failure", has none. A
-streaming run calls the function of each asset, so it refuses more forms of assets.
+Only the sensor requests runs with a batch, so nothing else may materialize the assets. A
+`KafkaBatch` performs the start check, sends heartbeats and records the end of the run, in one
+process, for the steps that require it. A run of other steps only, as by "re-execute from failure",
+has no `KafkaBatch`. A streaming run calls the asset functions, so it refuses more kinds of assets.
 
 Each refusal names the asset and an alternative. `test_asset_table.py` covers every form that
 Dagster documents, and generates the table in docs/assets.md.
@@ -71,14 +71,14 @@ def check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefin
 
 
 def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
-    """Check that each step requires its batch, the resource `batch_key`."""
+    """Check that each step requires the batch, the resource `batch_key`."""
     for op in ops_of(nodes):
         if batch_key not in op.required_resource_keys:
             msg = (
                 f"{op.name} of job {job} does not take the resource {batch_key!r}. Dagster can "
                 "re-execute it alone, and that run would have no start check and send no "
-                f"heartbeats: give it a parameter `{batch_key}: KafkaBatch`, or materialise it in "
-                "another job downstream of this one"
+                f"heartbeats: give it a parameter `{batch_key}: KafkaBatch`, or materialize it in "
+                "another job that runs after this one"
             )
             raise ConfigurationError(msg)
 
@@ -126,7 +126,7 @@ def check_merged_resources(context: dg.SensorEvaluationContext, name: str) -> No
 
 
 def definition_of(resource: object) -> dg.ResourceDefinition | None:
-    """Return the definition of a resource in any form; None for a plain object."""
+    """Return the definition of a resource of any kind; None for a plain object."""
     if isinstance(resource, dg.ResourceDefinition):
         return resource
     make = getattr(resource, "get_resource_definition", None)
@@ -173,7 +173,7 @@ def ops_of(nodes: Iterable[object]) -> Iterator[dg.OpDefinition]:
 
 
 def check_makes_assets(name: str, assets: Iterable[object]) -> None:
-    """Check that each definition materializes its own assets, in either form of run."""
+    """Check that a run can materialize each definition, and that no key is defined twice."""
     made: dict[str, dg.AssetKey] = {}
     for asset in assets:
         if isinstance(asset, dg.AssetChecksDefinition):
@@ -231,8 +231,8 @@ def check_streamed(asset: dg.AssetsDefinition, batch_key: str) -> Callable[..., 
     if function is None:
         raise refused(
             asset,
-            "is not one decorated function (@dg.asset, @dg.multi_asset): call the functions of "
-            "its ops in one asset, or use build_kafka_batch_defs",
+            "is not a single function (@dg.asset, @dg.multi_asset): call the functions of its ops "
+            "in one asset, or use build_kafka_batch_defs",
         )
     for why in _whys(asset):
         raise refused(asset, why)
@@ -244,8 +244,8 @@ def check_streamed(asset: dg.AssetsDefinition, batch_key: str) -> Callable[..., 
         if parameter != batch_key and parameter not in resource_parameters(asset):
             raise refused(
                 asset,
-                f"takes {parameter!r}, which is neither a resource nor the batch: read the output "
-                "of another asset from its storage, and name that asset in deps",
+                f"has the parameter {parameter!r}, which is neither a resource nor the batch: read "
+                "the output of another asset from its storage, and name that asset in deps",
             )
     return function
 
@@ -276,7 +276,7 @@ def resource_parameters(asset: dg.AssetsDefinition) -> frozenset[str]:
 
 
 def refused(asset: dg.AssetsDefinition, why: str) -> ConfigurationError:
-    """Return the refusal of an asset in streaming runs."""
+    """Return the error for an asset that streaming runs refuse."""
     return ConfigurationError(
         f"asset {name_of(asset)} {why}. A streaming run calls the function of each asset once per "
         "batch"
@@ -306,7 +306,7 @@ def _whys(asset: dg.AssetsDefinition) -> Iterator[str]:
         )
     if asset.hook_defs:
         yield (
-            "has hooks, which no batch calls: remove them, and report failures in the body, or "
+            "has hooks, which no batch calls: remove them, and report failures in the function, or "
             "with an alert on the check `no_partition_stopped`"
         )
     if _takes_config(asset):

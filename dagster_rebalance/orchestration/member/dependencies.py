@@ -31,7 +31,7 @@ _logger = logging.getLogger("dagster_rebalance.orchestration.member.log")
 
 
 class MemberLog:
-    """The log of one member: one record per member event, with its name and fields as attributes.
+    """The log of one member: a record per member event, with the event's name and fields.
 
     Args:
         of_each: Attributes of every record: `group_id` and `member`, and `member_run_id` of a
@@ -56,7 +56,7 @@ class MemberDependencies:
 
     Attributes:
         clock_with_suspension: A clock that also counts while the machine is suspended; None if
-            `clock` does.
+            `clock` does so itself.
         work: The worker of a streaming run; None for a member that requests runs.
         lag_limit: The limit of the check `lag_within`.
         wall_clock: Seconds since 1970, comparable with the timestamps of records.

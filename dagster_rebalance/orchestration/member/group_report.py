@@ -1,8 +1,8 @@
-"""The group report: the stopped partitions and the lag of the whole group, as a member shows them.
+"""The group report: the stopped partitions and the lag of the whole group, from one member.
 
-Every member with news of a stop reports the stopped partitions. One member observes the lag
-(`core.reporting.lag` decides which), and so does a member whose partition stops or resumes. One
-scan of Kafka serves both.
+A member reports the stopped partitions if one of its partitions stops or resumes. It then observes
+the lag, too; otherwise one member does (`core.reporting.lag` decides which). One scan of Kafka
+serves both reports.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.core.partitions.assigned import Role
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.lag import (
     GroupLag,
@@ -29,12 +30,12 @@ from dagster_rebalance.orchestration.reporting.group_snapshot import (
     errors_of,
     lag_of,
     late_partitions,
-    scan_group,
+    scan_parts,
     stops_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dagster_rebalance.core.model.events import Event
     from dagster_rebalance.core.model.offsets import TopicPartition
@@ -58,6 +59,9 @@ thread."""
 _UNKNOWN_S = 60.0
 """When the lag is reported as unknown: a broker that restarts answers before that."""
 _LOOK_FOR_TOPICS_S = 30.0
+_MOST_AT_ONCE = 2_000
+"""How many partitions a step scans. A scan of 10,000 would block the member for seconds."""
+_ENDED = object()
 
 _Shown: TypeAlias = "tuple[frozenset[TopicPartition], frozenset[Any], tuple[str, ...]]"
 """The stopped partitions, the paused partitions with reasons, and the missing topics."""
@@ -68,12 +72,12 @@ class _Due:
     """The purpose of a scan.
 
     Attributes:
-        at: The time.
-        stops: Whether to report the stops.
+        at: The time of the scan.
+        stops: Whether to report the stopped partitions.
         lag: Whether to report the lag.
-        news: The count of changes that the report covers.
-        stop_news: The count of changes of stops that it covers.
-        shown: The last report if nothing has changed since; this scan can confirm it.
+        news: The number of changes that the report covers.
+        stop_news: The number of changes of stops that the report covers.
+        shown: The last report if nothing has changed since; this scan can confirm the report.
     """
 
     at: float
@@ -90,9 +94,9 @@ class _Done:
 
     Attributes:
         due: The purpose of the scan.
-        stops: The stops.
-        kept: The partitions that were reported as stopped because their owners had reported them.
-        lag: The lag.
+        stops: The reported stops.
+        kept: The partitions that were reported as stopped only because their owners had done so.
+        lag: The reported lag.
     """
 
     due: _Due
@@ -107,9 +111,9 @@ class GroupReport:
     Args:
         dependencies: The dependencies of the member loop.
         bounds: Reads the bounds of partitions.
-        show: Runs its first argument in the storage thread, and its second one with the result in
-            the thread of the member loop.
-        note: Receives a sentence when the lag cannot be read.
+        show: Runs its first argument in the storage thread, and then its second argument with the
+            result in the thread of the member loop.
+        note: Receives a message when the lag cannot be read.
 
     Attributes:
         sentences: The missing topics, for the ticks.
@@ -133,6 +137,11 @@ class GroupReport:
         self._news = self._news_shown = 0
         self._stop_news = self._stop_news_shown = 0
         self._last_shown: _Shown | None = None
+        self._asked: _Due | None = None
+        self._asked_stops: frozenset[TopicPartition] = frozenset()
+        self._showing: _Due | None = None
+        self._scanning: Iterator[None] | None = None
+        self._looked_before = float("-inf"), float("-inf")
         self._is_confirmed = True
         self._kept: frozenset[TopicPartition] = frozenset()
         self._stepped_at, self._silent_until = float("inf"), float("-inf")
@@ -155,6 +164,11 @@ class GroupReport:
         self._news += 1
         self._stop_news += is_stop
 
+    def add_directives(self) -> None:
+        """Request a report after a change of directives; the observer also reads the lag now."""
+        self.add_news()
+        self._pace = replace(self._pace, looked_at=float("-inf"))
+
     def topics(self, timeout_s: float = PATIENCE_S) -> tuple[str, ...]:
         """Return the topics of the group that exist.
 
@@ -164,6 +178,7 @@ class GroupReport:
         self._topics_read_at = self._clock()
         existing = self._dependencies.consumer.list_topics(timeout_s)
         self._set_topics(self._topics.among(existing), self._topics.missing(existing))
+        self._engine.count_group(sum(len(existing[topic]) for topic in self._existing))
         return self._existing
 
     def _set_topics(self, existing: tuple[str, ...], missing: tuple[str, ...]) -> None:
@@ -181,23 +196,28 @@ class GroupReport:
         return self._news == self._news_shown
 
     def _look_at_partitions(self) -> None:
-        """Read the state of the partitions, if it has changed: a member may own thousands."""
+        """Read the state of the partitions if it has changed. A member may own thousands."""
         owned = self._engine.partitions
         seen = (owned.version, self._existing, self._kept)
         if seen == self._seen:
             return
         self._seen = seen
+        if not all(partition in owned for partition in self._asked_stops):
+            self._withdraw()
         self._is_observer = is_lag_observer(owned, self._existing)
         self._watches_topics = watches_topics(owned, {*self._topics.names, *self._existing})
-        self._has_stops = any(one.stop_reason for one in owned.busy)
-        self._has_restoring = any(
-            one.phase is Phase.RESTORING and not one.blocked_by for one in owned.busy
-        )
+        self._has_stops = any(one.stop_reason for one in owned.of(Role.TROUBLED, Role.RESTORING))
+        self._has_restoring = any(not one.blocked_by for one in owned.of(Role.RESTORING))
         # The member knows the partitions that it has restored better than their last owner.
         self._is_doubted = any(
             partition in owned and owned[partition].phase is not Phase.RESTORING
             for partition in self._kept
         )
+
+    def _withdraw(self) -> None:
+        """Let a report that was not shown yet be repeated: other members may know better."""
+        self._asked = self._showing = None
+        self._asked_stops = frozenset()
 
     def _wanted(self, now: float) -> tuple[bool, bool]:
         """Whether to report the stops, and the lag."""
@@ -214,8 +234,8 @@ class GroupReport:
         """Whether this member observes the lag.
 
         While Kafka is unavailable, the observer loses its partitions, and no other member gets
-        them. So a member without partitions stays the observer for one more scan, and until Kafka
-        answers.
+        them. So an observer without partitions stays the observer for one more scan, and until
+        Kafka answers.
         """
         self._look_at_partitions()
         has_just_lost = (
@@ -232,23 +252,44 @@ class GroupReport:
         """
         if now - self._stepped_at > _STANDSTILL_S:
             self._silent_until = now + _SILENCE_S
+            self._withdraw()
         self._stepped_at = now
         self._look_at_partitions()
         if self._is_observer:
             self._observed_at = now
         if now < self._silent_until:
+            self._drop_scan()
             return False
         if not self._has_restoring:
             self._restored_at = now
         elif now - self._restored_at < _RESTORING_LIMIT_S:
+            self._drop_scan()
             return False
-        return self._must_read_topics(now) or any(self._wanted(now))
+        return self._scanning is not None or self._must_read_topics(now) or any(self._wanted(now))
 
     def step(self) -> None:
-        """Read the topics, and scan and report the group, if that is due."""
-        self._read_topics()
-        self._look_at_partitions()
+        """Read the topics, and scan the next partitions, if that is due.
+
+        The report follows in the step that scans the last partitions.
+        """
+        if self._scanning is None:
+            self._read_topics()
+            self._look_at_partitions()
+            self._scanning = self._begin()
+        scanning, self._scanning = self._scanning, None  # after an error, a new scan begins
+        if next(scanning, _ENDED) is not _ENDED:
+            self._scanning = scanning
+
+    def _drop_scan(self) -> None:
+        """Drop an incomplete scan: its first partitions may have changed; a new scan follows."""
+        if self._scanning is not None:
+            self._scanning = None
+            looked_at, self._stops_scanned_at = self._looked_before
+            self._pace = replace(self._pace, looked_at=looked_at)
+
+    def _begin(self) -> Iterator[None]:
         now = self._clock()
+        self._looked_before = self._pace.looked_at, self._stops_scanned_at
         due = _Due(
             now,
             *self._wanted(now),
@@ -262,7 +303,7 @@ class GroupReport:
             self._stops_scanned_at = due.at
         if due.stops or due.lag:
             try:
-                self._scan(due)
+                yield from self._scan(due)
             except BrokerError as error:
                 self._note(
                     f"the lag of the group and its stopped partitions are not known: {error}"
@@ -285,30 +326,37 @@ class GroupReport:
     def _must_read_topics(self, now: float) -> bool:
         return self._watches_topics and now - self._topics_read_at >= _LOOK_FOR_TOPICS_S
 
-    def _scan(self, due: _Due) -> None:
+    def _scan(self, due: _Due) -> Iterator[None]:
         """Scan the group, and report it in the storage thread.
 
         The member's own partitions are reported as the engine sees them, once restored.
         """
         dependencies, settings = self._dependencies, self._engine.settings
+        for scan in scan_parts(
+            dependencies.consumer,
+            dependencies.topics,
+            self._bounds.read,
+            settings.start_from,
+            most=_MOST_AT_ONCE,
+            timeout_s=PATIENCE_S,
+        ):
+            if not scan.is_complete:
+                yield
         own = self._own_standing()
         known = own.stopped.keys() | {
             partition
             for partition, owned in self._engine.partitions.items()
             if owned.phase is not Phase.RESTORING
         }
-        scan = scan_group(
-            dependencies.consumer,
-            dependencies.topics,
-            self._bounds.read,
-            settings.start_from,
-            timeout_s=PATIENCE_S,
-        )
         self._set_topics(scan.topics, scan.missing)
         self._partitions = scan.partitions
+        self._engine.count_group(len(scan.partitions))
         lag, pace = self._lag(scan, due), self._pace
 
         def show() -> _Done:
+            if self._asked is not due:  # withdrawn, or a newer report follows
+                return _Done(replace(due, stops=False, lag=False))
+            self._showing = due
             before = dependencies.catalogue.shown_stops()
             others = stops_of(scan, dependencies.runs, dependencies.catalogue, settings, known)
             # Some reasons are known to the owner alone, which reports when the partition resumes.
@@ -319,16 +367,20 @@ class GroupReport:
             }
             standing = GroupState(
                 {**kept, **others.stopped, **own.stopped},
-                others.ordered,
+                others.paused,
                 {**others.working, **own.working},
                 {**others.failed, **own.failed},
                 others.missing,
                 reported=frozenset({*kept, *own.stopped}),
             )
+            # Withdrawn, or it hung and a newer report has begun, or the process stood still.
+            if self._showing is not due or self._clock() - self._stepped_at > _STANDSTILL_S:
+                return _Done(replace(due, stops=False, lag=False))
             stops = self._show_stops(standing, before, due)
             shown = self._show_lag(lag(standing), due, pace)
             return _Done(due, stops, frozenset(kept) - others.stopped.keys(), shown)
 
+        self._asked, self._asked_stops = due, frozenset(own.stopped)
         self._show(show, self._shown)
 
     def _own_standing(self) -> GroupState:
@@ -343,7 +395,7 @@ class GroupReport:
         return GroupState(stopped, working=working, failed=failed)
 
     def _lag(self, scan: GroupScan, due: _Due) -> Callable[[GroupState], GroupLag | None]:
-        """Return a function from the standing of the group to its lag, or to None."""
+        """Return a function that returns the lag for the state of the group, or None."""
         dependencies, settings = self._dependencies, self._engine.settings
         if not due.lag:
             return lambda _: None
@@ -366,7 +418,7 @@ class GroupReport:
         return lambda standing: lag_of(scan, standing, settings, late)
 
     def _unknown_lag(self, due: _Due, error: BrokerError) -> GroupLag | None:
-        """Return the lag that fails the check once Kafka has been silent for long."""
+        """Return an unknown lag, which fails the check, after Kafka has long been silent."""
         if not (due.lag and self._observes and self._dependencies.lag_limit):
             return None
         if self._unknown_since is None:
@@ -380,8 +432,8 @@ class GroupReport:
     # Storage thread
 
     def _show_stops(self, standing: GroupState, before: ShownStops, due: _Due) -> _Shown | None:
-        ordered = frozenset(standing.ordered.items())
-        shown = (frozenset(standing.stopped), ordered, standing.missing)
+        paused = frozenset(standing.paused.items())
+        shown = (frozenset(standing.stopped), paused, standing.missing)
         is_shown = shown == due.shown and before.are(standing.stopped)
         if not due.stops or is_shown:
             return None
@@ -390,16 +442,18 @@ class GroupReport:
         return shown
 
     def _show_lag(self, lag: GroupLag | None, due: _Due, pace: LagPace) -> GroupLag | None:
-        if lag is None or not pace.is_news(lag, due.at):
+        limit = self._dependencies.lag_limit
+        if lag is None or not pace.is_news(lag, due.at, limit):
             return None
-        self._dependencies.catalogue.show_lag(lag, self._dependencies.lag_limit)
+        self._dependencies.catalogue.show_lag(lag, limit)
         return lag
 
     # Member thread
 
     def _shown(self, done: _Done) -> None:
-        """Apply a report that the storage has taken. A failed report is made again."""
+        """Apply a report after it was stored. A failed report is repeated."""
         due = done.due
+        self._engine.owe_records(2 - (done.stops, done.lag).count(None), self._clock())
         if due.stops:
             self._news_shown, self._kept = due.news, done.kept
             self._is_confirmed = done.stops is None

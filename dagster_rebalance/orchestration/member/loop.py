@@ -2,7 +2,7 @@
 
 It polls Kafka continuously, so membership depends on no tick, run or callback. It uses
 `RebalanceAwareConsumer` as any user does: it polls, passes events to the engine, delays the revokes
-that the engine holds, and executes the engine's commands. A command that fails gets no answer, and
+that the engine holds, and executes the engine's commands. If a command fails, it gets no answer and
 the engine reissues it. Only the `StorageWorker` accesses Dagster's storage; its answers are events.
 """
 
@@ -25,6 +25,7 @@ from dagster_rebalance.core.model.errors import (
 from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
 from dagster_rebalance.core.model.printable import escaped
 from dagster_rebalance.core.model.topics import Topics
+from dagster_rebalance.core.partitions.assigned import Role
 from dagster_rebalance.core.reporting.event_recorder import record_events
 from dagster_rebalance.core.reporting.explain import headline, summary
 from dagster_rebalance.core.reporting.metrics import MemberState
@@ -33,9 +34,11 @@ from dagster_rebalance.kafka.log_bounds import (
     READ_LIMIT_S,
     BoundsReader,
     committed,
+    longest_wait_s,
 )
 from dagster_rebalance.orchestration.member.group_report import GroupReport
 from dagster_rebalance.orchestration.member.mailbox import Mail, Mailbox
+from dagster_rebalance.orchestration.member.queued_records import QueuedRecords
 from dagster_rebalance.orchestration.member.storage_worker import Job, StorageWorker
 from dagster_rebalance.orchestration.runs.canceller import RunCanceller
 
@@ -61,15 +64,20 @@ _HEARTBEAT_S = 2.0
 _MOST_WOKEN = 20
 """Limit of polls after a standstill: errors must not make the loop poll without a pause."""
 _SLOW_S = 3.0
-"""A step that takes longer delays assignment events, and is noted."""
+"""If a step takes longer, it delays assignment events, and a note is logged."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
-"""How long a member that has left waits for the storage to record that."""
+"""How long a member that has left waits until the storage has recorded it."""
 LETTERS_PER_TURN = 20
 """Limit of dead-letter answers between two polls: with 1,000 busy partitions, the engine needs
 10 ms for each."""
 _ANSWERS_PER_TURN = 100
 """Limit of storage answers between two polls: the storage may answer as fast as they are taken."""
+_BOUNDS_PER_TURN, _PARTITIONS_PER_BOUNDS = 5, 1_000
+"""Limit of reads of log ends between two polls: a read of thousands may take longer than its
+interval, and the next one is due at once. It counts as several."""
+_PARTITIONS_PER_ANSWER = 5
+"""An answer about more partitions counts as several: to restore 500 takes 0.1 s."""
 _COMMIT_PATIENCE_S = 10.0
 """In the classic protocol the coordinator answers no commit while another member delays a
 rebalance, for example by holding a revoke."""
@@ -99,10 +107,12 @@ class MemberLoop:
         self._canceller = RunCanceller(
             dependencies.runs, self._note, self._dead_run_ended, dependencies.start, self._clock
         )
-        self._answers_left = _ANSWERS_PER_TURN
+        self._answers_left, self._bounds_left = _ANSWERS_PER_TURN, _BOUNDS_PER_TURN
         self._storage = StorageWorker(
             self._note, dependencies.start, self._clock, self._consumer.wakeup
         )
+        self._records = QueuedRecords()
+        self._letters: dict[tuple[str, str], dict[OffsetRange, commands.StoreDeadLetter]] = {}
         self._bounds = BoundsReader(
             self._consumer, self._clock, self._note, self._engine.settings.start_from
         )
@@ -115,7 +125,7 @@ class MemberLoop:
 
         Raises:
             BrokerError: Kafka refuses a request, and a retry would not help.
-            ConfigurationError: The settings cannot work.
+            ConfigurationError: A setting is invalid.
         """
         topics = tuple(self.dependencies.topics)
         self._emit(
@@ -152,7 +162,7 @@ class MemberLoop:
         self._consumer.close()  # first: the other members need not wait for the storage
         if work is not None:
             self._report_work(work, frozenset())
-        self._show(partial(self._catalogue.record_left, self._left))
+        self._show(partial(self._catalogue.record_left, self._left), is_kept=True)
         if not self.has_successor and not self._mailbox.is_abandoned:
             self._show(self._catalogue.release_lease)
         self._storage.finish(_FAREWELL_S)
@@ -160,9 +170,7 @@ class MemberLoop:
 
     def _leave(self, reason: str) -> None:
         self._left = reason
-        for owned in self._engine.partitions.values():
-            if owned.unrecorded is not None:
-                self._storage.cancel(_record_slot(owned.unrecorded.range))
+        self._records.clear()
 
     def _check_readable(self, topics: Collection[str]) -> None:
         """Check that Kafka lets the member read at least one of the topics."""
@@ -185,16 +193,24 @@ class MemberLoop:
             )
             raise ConfigurationError(msg)
 
+    def _begin_work(self) -> events.Event | None:
+        """Let the worker of a streaming run begin its next batch, if it is idle."""
+        work, engine = self.dependencies.work, self._engine
+        if work is None:
+            return None
+        return work.begin(engine.batch_requests, engine.claimed, engine.log_of)
+
     def _drive_work(self, work: WorkPort) -> None:
         """Let the worker of a streaming run begin its next batch, and report its claims."""
         work.watch()
-        begun = work.begin(self._engine.batch_requests, self._engine.claimed, self._engine.log_of)
+        work.hold(self._engine.given_up)
+        begun = self._begin_work()
         if begun is not None:
             self._feed(begun)
-        self._report_work(work, frozenset(self._engine.partitions))
+        self._report_work(work, self._engine.partitions.assigned)
 
     def _report_work(self, work: WorkPort, assigned: frozenset[TopicPartition]) -> None:
-        """Report the claims that the worker has abandoned, and where it may still work.
+        """Report the worker's abandoned claims, and the partitions that it may still process.
 
         After the member has left, the worker may only finish its current batch, although its run
         lives until the resources are torn down.
@@ -214,8 +230,8 @@ class MemberLoop:
 
     def _turn(self) -> None:
         letters, work = self.dependencies.dead_letters, self.dependencies.work
-        self._answers_left = _ANSWERS_PER_TURN
-        polled = self._poll(_POLL_S if self._engine.partitions.busy else _IDLE_POLL_S)
+        self._answers_left, self._bounds_left = _ANSWERS_PER_TURN, _BOUNDS_PER_TURN
+        polled = self._poll(_POLL_S if self._engine.partitions.has(Role.BUSY) else _IDLE_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
             # The process was suspended, perhaps for longer than its session. Commits of a successor
             # must not be recorded here. A poll releases partitions that were not delayed since the
@@ -229,7 +245,8 @@ class MemberLoop:
                 self._show(
                     partial(
                         self._catalogue.record_assigned, event.partitions, self._consumer.member_id
-                    )
+                    ),
+                    is_kept=True,
                 )
                 self._report.add_news()
         mail = self._mailbox.take_events()
@@ -240,16 +257,17 @@ class MemberLoop:
             *self._storage_answers(),
         )
         if arrived:
-            self._feed(*arrived)
+            self._feed(*arrived, begin=self._begin_work)
         self._keep_lease()
         self._feed(events.TimePassed())
         if work is not None:
             self._drive_work(work)
         if self._report.is_due(self._clock()):
             self._execute("scanning the group for stopped partitions", self._report.step)
-        self._storage.look_after()
-        if self._engine.held:
-            self._consumer.delay_revoke(self._engine.held)
+        self._storage.replace_hung_thread()
+        held = self._engine.held
+        if held:
+            self._consumer.delay_revoke(held)
         self._turned_at, self._stood_at = self._clock(), self._standstill_clock()
         self._post_mail(has_tick=events.TickArrived() in mail)
 
@@ -268,7 +286,7 @@ class MemberLoop:
             self._mailbox.settle()
 
     def _poll(self, timeout_s: float) -> tuple[events.AssignmentEvent, ...]:
-        """Poll Kafka for assignment events. Events of a failed poll come with the next one."""
+        """Poll Kafka for assignment events. The next poll returns the events of a failed poll."""
         try:
             with self._timed("polling Kafka"):
                 return self._consumer.poll_with_rebalance(timeout_s).events
@@ -277,7 +295,7 @@ class MemberLoop:
             return ()
 
     def _poll_until_event(self, wait_s: float) -> tuple[events.AssignmentEvent, ...]:
-        """Poll until an assignment event or the end of the wait, although wake-ups end polls."""
+        """Poll until an assignment event or the end of the wait. A wake-up ends only one poll."""
         until = self._clock() + wait_s
         for _ in range(_MOST_WOKEN):
             polled = self._poll(max(until - self._clock(), 0.0))
@@ -285,13 +303,18 @@ class MemberLoop:
                 return polled
         return ()
 
-    def _feed(self, *arrived: events.Event) -> None:
+    def _feed(
+        self,
+        *arrived: events.Event,
+        begin: Callable[[], events.Event | None] = lambda: None,
+    ) -> None:
         """Pass events that arrived together to the engine, and execute its commands.
 
-        The answers to these commands are the next events.
+        The answers to these commands are the next events. With the result of a batch, the next
+        batch begins before the commands, because a commit takes a request to Kafka.
         """
         while arrived:
-            due, member_events = record_events(self._engine, arrived, self._clock())
+            due, member_events = record_events(self._engine, arrived, self._clock(), begin)
             self._cancel_dropped_records()
             if member_events:
                 self._emit(*member_events)
@@ -307,7 +330,7 @@ class MemberLoop:
 
     def _storage_answers(self) -> Iterator[events.Event]:
         answers = self._storage.answers()
-        while self._answers_left and (answer := next(answers, None)) is not None:
+        while self._answers_left > 0 and (answer := next(answers, None)) is not None:
             self._answers_left -= 1
             event = self._execute("handling the answers of Dagster's storage", answer)
             if event is not None:
@@ -332,7 +355,7 @@ class MemberLoop:
             case commands.ReadStoredOffsets(epochs):
                 self._ask(
                     command,
-                    partial(self._read_recorded, epochs, frozenset(self._engine.partitions)),
+                    partial(self._read_recorded, epochs, self._engine.partitions.assigned),
                     partial(self._read_stored, epochs),
                     slot="offsets",
                 )
@@ -354,21 +377,18 @@ class MemberLoop:
                     slot="runs",
                 )
             case commands.ReadBounds(partitions):
+                if self._bounds_left <= 0:
+                    return None
+                self._bounds_left -= 1 + len(partitions) // _PARTITIONS_PER_BOUNDS
                 bounds = self._bounds.read_beyond(partitions)
                 refused = frozenset(p for p in self._bounds.refused if p in partitions)
                 return events.BoundsRead(bounds, refused)
             case commands.WriteOffsets(writes):
                 return self._written(writes)
-            case commands.RecordCommit(range=range_):
-                owned = self._engine.partitions.get(range_.topic_partition)
-                # The same decision may have released the partition: its next owner records it.
-                if self._left is None and owned is not None and owned.unrecorded == command:
-                    self._ask(
-                        command,
-                        partial(self._catalogue.record_commit, command),
-                        lambda _: self._recorded(command),
-                        slot=_record_slot(range_),
-                    )
+            case commands.RecordCommits(commits):
+                if self._left is None:
+                    self._records.add(commit for commit in commits if self._is_unrecorded(commit))
+                    self._record()
             case commands.StoreDeadLetter():
                 self._read_failure(command)
             case commands.CancelRuns(run_ids, _, only_unstarted, is_again):
@@ -384,10 +404,12 @@ class MemberLoop:
                 if work is not None:
                     work.abandon(claims)
             case commands.ShowHold():
-                self._show(partial(self._catalogue.record_hold, command))
+                now = self.dependencies.wall_clock()
+                self._show(partial(self._catalogue.record_hold, command, now), is_kept=True)
             case commands.RecordReceipt(receipt):
                 self._mailbox.note(str(receipt))
-                self._show(partial(self._catalogue.record_receipt, receipt))
+                now = self.dependencies.wall_clock()
+                self._show(partial(self._catalogue.record_receipt, receipt, now), is_kept=True)
             case commands.ShowStop():
                 self._mailbox.note(str(command))
                 self._report.add_news(is_stop=True)
@@ -399,7 +421,7 @@ class MemberLoop:
 
     def _directives_read(self, epoch: int, directives: tuple[Directive, ...]) -> events.Event:
         if directives != self._engine.directives:
-            self._report.add_news()
+            self._report.add_directives()
         return events.DirectivesRead(directives, epoch)
 
     def _read_recorded(
@@ -420,6 +442,7 @@ class MemberLoop:
 
         Kafka comes last, because the storage may have taken long.
         """
+        self._answers_left -= len(epochs) // _PARTITIONS_PER_ANSWER
         owned = self._engine.partitions
         found = self._bounds.find(
             [p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch], recorded
@@ -430,11 +453,12 @@ class MemberLoop:
     def _written(self, writes: tuple[commands.OffsetWrite, ...]) -> events.Event:
         """Write offsets, unless the stored offset is neither the expected nor the new one."""
         stored, unread = committed(
-            self._consumer, [write.partition for write in writes], PATIENCE_S
+            self._consumer, [write.partition for write in writes], longest_wait_s(writes)
         )
-        done, due, changed = commands.sort_writes(
-            [write for write in writes if write.partition in stored], stored
-        )
+        readable = [write for write in writes if write.partition in stored]
+        first = commands.topics_to_verify(readable)
+        ids = self._consumer.cluster.topic_ids(first, PATIENCE_S) if first else {}
+        done, due, changed = commands.sort_writes(readable, stored, ids)
         failed = [(write, events.WriteFailure.CHANGED) for write in changed]
         refused = [
             (write, unread[write.partition]) for write in writes if write.partition in unread
@@ -463,23 +487,63 @@ class MemberLoop:
         Otherwise Dagster would show them twice: the storage may write a record long after the
         engine requested it.
         """
-        for commit in self._engine.partitions.take_dropped_records():
-            self._storage.cancel(_record_slot(commit.range))
+        self._records.cancel(self._engine.partitions.take_dropped_records())
 
-    def _recorded(self, commit: commands.RecordCommit) -> events.Event:
-        if commit.is_dead_letter:
-            self._note(
-                f"{commit.range} is committed without a successful run: it is in the dead-letter "
-                "topic"
+    def _is_unrecorded(self, commit: commands.RecordCommit) -> bool:
+        """Whether this member still has to record a commit.
+
+        The same decision may have released the partition: its next owner records the commit.
+        """
+        owned = self._engine.partitions.get(commit.range.topic_partition)
+        return owned is not None and commit in owned.unrecorded.parts
+
+    def _record(self) -> None:
+        """Let the storage store the queued records, one job at a time."""
+        if self._records:
+            self._storage.ask(
+                Job(
+                    commands.RecordCommits.doing,
+                    self._store_records,
+                    self._recorded,
+                    slot="records",
+                    subject="records",
+                    is_repeated=True,
+                )
             )
-            self._report.add_news()  # another member may show it as stopped
-        return events.CommitRecorded(commit)
+
+    def _store_records(self) -> tuple[commands.RecordCommit, ...]:
+        """Store queued records (storage thread)."""
+        taken = self._records.take()
+        return self._catalogue.record_commits(taken.commits, taken.is_wanted)
+
+    def _recorded(self, commits: tuple[commands.RecordCommit, ...]) -> events.Event:
+        self._records.cancel(commits)  # requested again while they were stored
+        self._record()
+        for commit in commits:
+            if commit.is_dead_letter:
+                self._note(
+                    f"{commit.range} is committed without a successful run: it is in the "
+                    "dead-letter topic"
+                )
+                self._report.add_news()  # another member may show it as stopped
+        return events.CommitsRecorded(commits)
 
     def _read_failure(self, letter: commands.StoreDeadLetter) -> None:
+        """Read why the last run failed, once for all ranges of the batch, and store the letters."""
         letters = self.dependencies.dead_letters
         if letters is None or not letters.is_under_way(letter.range):
-            read = partial(self.dependencies.runs.why_failed, letter.run_ids[-1], letter.batch_id)
-            self._ask(letter, read, partial(self._store, letter), slot=("letter", letter.range))
+            attempt = (letter.run_ids[-1], letter.batch_id)
+            waiting = self._letters.setdefault(attempt, {})
+            is_asked = bool(waiting) and letter.range not in waiting
+            waiting[letter.range] = letter
+            if not is_asked:
+                read = partial(self.dependencies.runs.why_failed, *attempt)
+                slot = ("letter", *attempt)
+                self._ask(letter, read, partial(self._store_all, attempt), slot=slot)
+
+    def _store_all(self, attempt: tuple[str, str], error: str) -> None:
+        for letter in self._letters.pop(attempt, {}).values():
+            self._store(letter, error)
 
     def _store(self, letter: commands.StoreDeadLetter, error: str) -> None:
         letters = self.dependencies.dead_letters
@@ -496,9 +560,9 @@ class MemberLoop:
         """Renew the lease of the sensor, and read from time to time whether a successor has it."""
         now = self._clock()
         since_s = now - self._successor_read_at
-        if since_s >= _SUCCESSOR_POLL_S or (
-            since_s >= _SUCCESSOR_POLL_LEAVING_S and self._engine.leaving is not None
-        ):
+        is_leaving = self._engine.leaving is not None
+        poll_s = _SUCCESSOR_POLL_LEAVING_S if is_leaving else _SUCCESSOR_POLL_S
+        if not self.has_successor and since_s >= poll_s:
             self._successor_read_at = now
             self._show(self._catalogue.leave_request, self._leave_requested, slot="successor")
         if not self.has_successor and now - self._lease_renewed_at >= _LEASE_RENEWAL_S:
@@ -517,7 +581,7 @@ class MemberLoop:
         *,
         slot: Hashable,
     ) -> None:
-        """Let the storage answer a command. A reissued command does not queue up twice."""
+        """Let the storage worker answer a command. A reissued command is queued only once."""
         self._storage.ask(
             Job(command.doing, work, then, slot=slot, subject=command, is_repeated=True)
         )
@@ -528,14 +592,20 @@ class MemberLoop:
         then: Callable[[Any], events.Event | None] = lambda _: None,
         *,
         slot: Hashable | None = None,
+        is_kept: bool = False,
     ) -> None:
-        """Let the catalogue execute a job that no partition waits for."""
+        """Let the catalogue execute a job that no partition waits for.
+
+        A job that is not kept is repeated by its caller, or may be lost.
+        """
         what = "reporting the state of the group to Dagster"
-        self._storage.ask(Job(what, work, then, slot=slot, can_wait=True))
+        if is_kept:  # an observation of the group
+            self._engine.owe_records(1, self._clock())
+        self._storage.ask(Job(what, work, then, slot=slot, is_kept=is_kept, can_wait=True))
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
-        """Note a step that blocks this thread for long."""
+        """Log a note if a step blocks this thread for long."""
         began_at = self._clock()
         before, self._mailbox.doing = self._mailbox.doing, what
         try:
@@ -559,7 +629,6 @@ class MemberLoop:
         self._emit(MemberEvent(EventKind.NOTED, text))
 
     def _emit(self, *member_events: MemberEvent) -> None:
-        """Log and count member events."""
         for member_event in member_events:
             self.dependencies.log.write(member_event)
         if self.dependencies.meter is not None:
@@ -570,7 +639,3 @@ class MemberLoop:
             owned = tuple(self._engine.partitions.values())
             state = MemberState(owned, self._engine.holds, self._turned_at)
             self.dependencies.meter.show(state, self._clock)
-
-
-def _record_slot(range_: OffsetRange) -> Hashable:
-    return "record", range_

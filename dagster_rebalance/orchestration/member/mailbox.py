@@ -24,7 +24,7 @@ _NOTES_KEPT = 500
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """The runs that a tick has to request, and a long and a short summary of the member."""
+    """The runs that a tick must request, and a long and a short summary of the member."""
 
     batch_requests: tuple[BatchRequest, ...] = ()
     summary: tuple[str, ...] = ("the member is starting",)
@@ -36,8 +36,8 @@ class Mailbox:
 
     Attributes:
         mail: The current mail of the member.
-        doing: The current step of the member, as the end of a sentence.
-        is_abandoned: Whether another member has replaced this one, which must stop working.
+        doing: The current step of the member, as the end of a message.
+        is_abandoned: Whether another member has replaced this member, which must then stop.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,7 +52,7 @@ class Mailbox:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the member has posted mail, which it does many times a second."""
+        """Seconds since the member last posted mail, which it does many times a second."""
         return self._clock() - self._posted_at
 
     def post(self, mail: Mail) -> None:
@@ -61,7 +61,7 @@ class Mailbox:
         self._posted_at = self._clock()
 
     def settle(self) -> None:
-        """End the wait for the first mail: it has arrived, or never will."""
+        """End the wait for the first mail, which has arrived or never will."""
         self._has_settled.set()
 
     def wait_for_first(self, limit_s: float) -> None:
@@ -80,7 +80,7 @@ class Mailbox:
         return events
 
     def note(self, text: str) -> None:
-        """Leave a sentence for the log of the next tick."""
+        """Add a message to the log of the next tick."""
         self._notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
     def take_notes(self) -> list[str]:

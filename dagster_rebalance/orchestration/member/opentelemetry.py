@@ -1,10 +1,10 @@
 """The meter: passes the measurements of `core.reporting.metrics` to OpenTelemetry.
 
-OpenTelemetry and its exporter are foreign code that may raise and hang, so another thread imports
-and calls them. A member puts numbers into a bounded queue, and waits only for a moment when it
-leaves. Exporters read the gauges from the state that members store here.
+OpenTelemetry and its exporter may raise or hang, so a separate thread imports and calls them. A
+member puts measurements into a bounded queue, and waits for the queue only when it leaves, for at
+most a second. Exporters read the gauges from the state that members store here.
 
-Without opentelemetry-api there is no meter; without an SDK, the API ignores the numbers.
+Without opentelemetry-api there is no meter; without an SDK, the API ignores the measurements.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _MOST_WAITING = 10_000
-"""Limit of the queue for an exporter that hangs. Further numbers are dropped."""
+"""Limit of the queue for an exporter that hangs. Further measurements are dropped."""
 _FAREWELL_S = 1.0
-"""How long a member that has left waits for its last numbers."""
+"""How long a member that has left waits for its queued measurements."""
 _WARN_AGAIN_S = 300.0
 
 
@@ -79,8 +79,8 @@ class Meters:
 
         Args:
             group_id: The consumer group.
-            member: The name of the member, without the id of a run: each would be a new series.
-            most_partitions: With more partitions, the lag of single partitions is not measured.
+            member: The member's name without a run id: each run id would be a new time series.
+            most_partitions: If the member has more partitions, no lag per partition is recorded.
         """
         attributes = {SYSTEM: "kafka", GROUP: group_id, MEMBER: member}
         return MemberMeter(self, attributes, most_partitions)
@@ -92,12 +92,12 @@ class Meters:
             self._put((found, attributes))
 
     def show(self, shown: _Shown) -> None:
-        """Store the state of a member. It replaces the state of an abandoned member of its name."""
+        """Store a member's state, in place of the state of an abandoned member of that name."""
         self._shown[_name(shown.attributes)] = shown
         self._run()
 
     def forget(self, attributes: Mapping[str, str]) -> None:
-        """Remove the gauges of a member that has left, and pass its last numbers on."""
+        """Remove the gauges of a member that has left, and wait for its queued measurements."""
         self._shown.pop(_name(attributes), None)
         taken = threading.Event()
         if self._thread is not None and self._put(taken):
@@ -113,7 +113,7 @@ class Meters:
         return True
 
     def _run(self) -> None:
-        """Start the thread with the first numbers: an import or a preview starts nothing."""
+        """Start the thread with the first measurement: an import or a preview starts nothing."""
         if self._thread is None:
             with self._start:
                 if self._thread is None:
@@ -218,7 +218,7 @@ class MemberMeter:
         self._meters.show(_Shown(self._attributes, state, self._most_partitions, clock))
 
     def leave(self) -> None:
-        """Remove the gauges, and pass the last numbers on."""
+        """Remove the gauges, and wait for queued measurements."""
         self._meters.forget(self._attributes)
 
 

@@ -16,10 +16,9 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from dagster_rebalance.core.model.directives import Action
-from dagster_rebalance.core.model.errors import DagsterRebalanceError
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.runs.rerun_batch import RECORDS_PER_RUN, RUNS_AT_ONCE
 from dagster_rebalance.orchestration.operators.requests import (
-    RECORDS_PER_RUN,
-    RUNS_AT_ONCE,
     DirectiveRequest,
     RerunPlan,
     RerunRequest,
@@ -34,19 +33,21 @@ if TYPE_CHECKING:
 
 _ROWS_SHOWN = 100
 _PARTITIONS = "orders:3 for a partition, orders for a topic, ord* for a pattern, * for all."
+_EXAMPLES = "(orders:3, a topic, a pattern, or *)"
 _BY = "Your name. Dagster+ fills it in."
 
 
 class ControlConfig(dg.Config):
     """The form of a directive."""
 
-    action: Literal["pause", "stop", "resume", "retry"] = Field(
+    action: Literal["choose", "pause", "stop", "resume", "retry"] = Field(
+        default="choose",  # the launchpad shows no field whose default is null
         description=(
             "pause: start no new batches, and let running ones finish. stop: also cancel running "
             "batches. resume: continue. retry: retry failed and stopped ranges now."
-        )
+        ),
     )
-    partitions: list[str] = Field(description=_PARTITIONS)
+    partitions: list[str] = Field(default=[], description=_PARTITIONS)
     reason: str = Field(default="", description="The reason. Optional for resume and retry.")
     by: str = Field(default="", description=_BY)
 
@@ -58,7 +59,7 @@ class RerunConfig(dg.Config):
     from_offset: int | None = Field(
         default=None,
         description=(
-            "The first offset, of one partition. A range that contains it is processed as a whole."
+            "The first offset, for a single partition. Its range is processed as a whole."
         ),
     )
     until_offset: int | None = Field(
@@ -109,6 +110,12 @@ def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
     def execute(
         context: dg.OpExecutionContext, kafka: "KafkaConsumerResource", form: ControlConfig, by: str
     ) -> None:
+        if form.action == "choose":
+            msg = (
+                "the form is not filled in: set action (pause, stop, resume or retry), partitions "
+                f"{_EXAMPLES}, reason and by (your name)"
+            )
+            raise ConfigurationError(msg)
         request = DirectiveRequest(Action(form.action), form.partitions, by, form.reason)
         context.log.info(issue_directive(context.instance, kafka.group_id, request))
 
@@ -117,18 +124,18 @@ def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
         kafka_key,
         ControlConfig,
         execute,
-        op_description="Stores a directive for all members of the group, including later ones.",
+        op_description="Stores the request for all members of the group, including later ones.",
         description=(
-            "Pauses, stops, resumes or retries partitions of a consumer group. Fill in the "
-            "launchpad. The asset of the group shows the directives."
+            "Pauses, stops, resumes or retries partitions of a consumer group. In the launchpad, "
+            "fill in action, partitions, reason and by. The asset of the group shows the request."
         ),
     )
 
 
 def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefinition:
-    """Build the job that has past ranges of a group processed again.
+    """Build the job that requests reruns of past ranges of a group.
 
-    The job starts no runs: the sensor of the group does.
+    The group's sensor, and not this job, starts the runs.
 
     Args:
         name: The name of the job.
@@ -142,6 +149,12 @@ def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefin
         if form.cancel:
             context.log.info(reruns.cancel(form.cancel))
             return
+        if not form.partitions:
+            msg = (
+                f"the form is not filled in: name the partitions {_EXAMPLES}, and set from_offset "
+                "or since, reason and by (your name); or set only cancel (the id of a rerun)"
+            )
+            raise ConfigurationError(msg)
         span = span_of(form.from_offset, form.until_offset, form.since, form.until)
         request = RerunRequest(
             form.partitions, span, by, form.reason, form.records_per_run, form.runs_at_once
@@ -161,8 +174,9 @@ def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefin
         op_description="Stores the request for a rerun.",
         description=(
             "Processes past ranges of a consumer group again with the current code. Output keyed "
-            "by range is replaced. Committed offsets do not change, and the group continues. Fill "
-            "in the launchpad; the sensor of the group starts the runs."
+            "by range is replaced. Committed offsets do not change, and the group continues. In "
+            "the launchpad, fill in partitions, offsets or times, reason and by. With dry_run: "
+            "false, the sensor of the group starts the runs."
         ),
     )
 
@@ -177,12 +191,12 @@ def _operator_job(
     description: str,
 ) -> dg.JobDefinition:
     @dg.op(
-        name=f"{name}_order",
+        name=f"{name}_request",
         required_resource_keys={kafka_key},
         config_schema={key: _field(key, field) for key, field in form.model_fields.items()},
         description=op_description,
     )
-    def order(context: dg.OpExecutionContext) -> None:
+    def request(context: dg.OpExecutionContext) -> None:
         config = form(**context.op_config)
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         try:
@@ -197,7 +211,7 @@ def _operator_job(
         description=description,
     )
     def job() -> None:
-        order()
+        request()
 
     return job
 
@@ -208,18 +222,18 @@ def _field(name: str, field: FieldInfo) -> dg.Field:
 
 
 def _plain(name: str, annotation: Any) -> Any:  # noqa: ANN401 - a type, or one of Dagster's
-    """Return a type of Dagster's config that reads no environment variable."""
+    """Return a Dagster config type that reads no environment variable."""
     given = get_args(annotation)
     if get_origin(annotation) is Literal:
         return dg.Enum(f"{name}_choice", [dg.EnumValue(choice) for choice in given])
     if NoneType in given:
         (one,) = set(given) - {NoneType}
-        return dg.Noneable(one)
+        return dg.Noneable(_plain(name, one))
     return list(given) if get_origin(annotation) is list else annotation
 
 
 def _plan_texts(plan: RerunPlan) -> list[str]:
-    """Return the ranges to repeat, one a line, and those that are left out."""
+    """Return the ranges to process again and the ranges that are left out, one per line."""
     widened = set(plan.selection.widened)
     texts = [
         f"run {batch.number}: {range_}"

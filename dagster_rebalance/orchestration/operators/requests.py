@@ -30,7 +30,13 @@ from dagster_rebalance.core.operators.rerun_selection import (
     Span,
     select,
 )
-from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch, batches_of
+from dagster_rebalance.core.runs.rerun_batch import (
+    RECORDS_PER_RUN,
+    RUNS_AT_ONCE,
+    Rerun,
+    RerunBatch,
+    batches_of,
+)
 from dagster_rebalance.kafka.log_bounds import read_bounds
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.member_tables import utc
@@ -49,8 +55,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 logger = logging.getLogger(__name__)
-RECORDS_PER_RUN = 100_000
-RUNS_AT_ONCE = 2
 _GROUPS_PREFIX = "kafka"
 _PATIENCE_S = 30.0
 _RETRIES_KEPT_S = 3600.0
@@ -84,11 +88,11 @@ class RerunRequest(NamedTuple):
 
     Attributes:
         partitions: The partitions, each as in a directive, or as a table shows it: `orders-3`.
-        span: The part of their past.
+        span: The offsets or commit times to process again.
         by: The operator.
         reason: The reason.
-        records_per_run: The offsets of one run.
-        runs_at_once: The limit of concurrent runs.
+        records_per_run: The number of offsets per run.
+        runs_at_once: The maximum number of concurrent runs.
     """
 
     partitions: Sequence[str]
@@ -103,7 +107,7 @@ def issue_directive(instance: dg.DagsterInstance, group_id: str, request: Direct
     """Issue a directive to all members of a group, present and future, and show it in Dagster.
 
     Returns:
-        The outcome, as a sentence.
+        A message about the outcome.
 
     Raises:
         ConfigurationError: The request is incomplete or matches no partition of the group, or
@@ -117,7 +121,7 @@ def issue_directive(instance: dg.DagsterInstance, group_id: str, request: Direct
 
     typed = [directive(selector).partitions for selector in request.partitions]
     if not typed:
-        msg = f"name the partitions to {request.action.value}: orders:3, a topic, a pattern, or all"
+        msg = f"name the partitions to {request.action.value}: orders:3, a topic, a pattern, or *"
         raise ConfigurationError(msg)
     known = partitions_of(instance, assets, group_id)
     chosen = dict(resolve_selector(selector, known, group_id) for selector in typed)
@@ -136,7 +140,7 @@ def issue_directive(instance: dg.DagsterInstance, group_id: str, request: Direct
     try:
         store.tidy(before=now - _RETRIES_KEPT_S if is_retry else 0.0)
         Catalogue(instance, assets, NO_MEMBER).record_directives(directives, matched, text)
-    except Exception as error:  # of any database; the directive is in force already
+    except Exception as error:  # of any database; the directive already applies
         logger.warning("a directive of group %s could not be reported", group_id, exc_info=True)
         return f"{outcome} Dagster could not show it on the asset of the group: {error}"
     return outcome
@@ -178,17 +182,24 @@ def partitions_of(
     """Return the partitions that members of the group were ever assigned.
 
     Raises:
-        ConfigurationError: There are no partitions, so the name of the group may be wrong.
+        ConfigurationError: There are no partitions: the name of the group may be wrong, or its
+            members did not start.
     """
     # Users can add other keys on the page of the asset.
     keys = list(instance.get_dynamic_partitions(assets.partitions_name))
     found = list(parse_partitions(keys))
     if not found:
-        groups = ", ".join(groups_of(instance)) or "none"
-        msg = (
-            f"group {group_id} has never been assigned a partition in this Dagster instance. "
-            f"Groups of the instance: {groups}"
-        )
+        groups = groups_of(instance)
+        if assets.group.path[1] in groups:
+            msg = (
+                f"group {group_id} has not been assigned a partition yet: look at the ticks of its "
+                "sensor, and at the logs of its newest runs"
+            )
+        else:
+            msg = (
+                f"group {group_id} has never been assigned a partition in this Dagster instance. "
+                f"Groups of the instance: {', '.join(groups) or 'none'}"
+            )
         raise ConfigurationError(msg)
     return sorted(found)
 
@@ -197,7 +208,7 @@ class RerunPlan(NamedTuple):
     """A rerun before it begins.
 
     Attributes:
-        selection: The ranges to repeat, and those that are left out.
+        selection: The ranges to process again, and the ranges that are left out.
         batches: The ranges of each run.
     """
 
@@ -252,7 +263,7 @@ class Reruns:
         return RerunPlan(selected, batches)
 
     def begin(self, plan: RerunPlan) -> str:
-        """Store a rerun for the sensor, which starts its runs; return the outcome as a sentence.
+        """Store a rerun for the sensor, which starts its runs; return a message.
 
         Raises:
             ConfigurationError: A concurrent rerun has claimed some of the ranges.
@@ -267,7 +278,7 @@ class Reruns:
                 self._store.remove(plan.batches)
                 msg = (
                     f"{other.rerun} was requested at the same moment, and includes some of these "
-                    "ranges: wait for its end"
+                    "ranges: wait until it has ended"
                 )
                 raise ConfigurationError(msg)
         self._show_rerun("rerun", rerun, f"processes {len(ranges)} ranges again", ranges)
@@ -278,7 +289,7 @@ class Reruns:
         )
 
     def cancel(self, rerun_id: str) -> str:
-        """Cancel a rerun and its live runs; return the outcome as a sentence.
+        """Cancel a rerun and its live runs; return a message.
 
         Raises:
             ConfigurationError: No open rerun has this id, or a launcher could not stop a run.
@@ -321,7 +332,7 @@ class Reruns:
         return ""
 
     def open_ones(self) -> list[str]:
-        """Return the reruns that are not finished, each as a sentence."""
+        """Return a message about each unfinished rerun."""
         left: dict[Rerun, int] = {}
         for batch in self._store.read():
             left[batch.rerun] = left.get(batch.rerun, 0) + 1
@@ -336,7 +347,7 @@ class Reruns:
         known = partitions_of(self._instance, self._assets, group_id)
         found = {p for one in selectors for p in resolve_selector(one, known, group_id).partitions}
         if not found:
-            msg = "name the partitions to process again: orders:3, a topic, a pattern, or all"
+            msg = "name the partitions to process again: orders:3, a topic, a pattern, or *"
             raise ConfigurationError(msg)
         return sorted(found)
 
@@ -378,7 +389,7 @@ class Reruns:
 def span_of(
     from_offset: int | None, until_offset: int | None, since: str | None, until: str | None
 ) -> Span:
-    """Return the span of typed offsets and times; an empty one is no bound.
+    """Return the span of the offsets and times that an operator typed; empty means no bound.
 
     Raises:
         ConfigurationError: A time is invalid.
@@ -392,7 +403,7 @@ def span_of(
 
 
 def time_of(text: str) -> float:
-    """Return a typed time, in seconds since 1970.
+    """Parse a time that an operator typed, to seconds since 1970.
 
     Raises:
         ConfigurationError: The time is invalid.

@@ -2,7 +2,7 @@
 
 A tick makes no network call to Kafka: it reads a mailbox, and requests the runs that the member
 wants. A tick may time out, be a preview, or resume a day later. So the sensor requests a run until
-the run exists, a preview changes nothing, and each run checks whether it may work.
+the run exists, a preview changes nothing, and each run checks whether it may process its batch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import dagster as dg
 
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.offsets import in_short
 from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.orchestration.batch.batch_values import check_values
 from dagster_rebalance.orchestration.batch.validation import (
@@ -78,9 +79,9 @@ def build_kafka_batch_sensor(settings: BatchSensorSettings) -> dg.SensorDefiniti
     The sensor requests one run per batch.
 
     Raises:
-        ConfigurationError: The steps of the job run in separate processes, a step does not take its
-            batch or has a retry policy, a resource is configured at launch, or batches would take
-            the values of each other.
+        ConfigurationError: The steps of the job run in separate processes, a step does not take the
+            batch or has a retry policy, a resource is configured at launch, or a batch would load
+            the values of another batch.
     """
     name, job, batch_key = settings.name, settings.job, settings.batch_key
     lag_limit = settings.lag_limit
@@ -151,14 +152,14 @@ def _check_job(job: dg.JobDefinition, batch_key: str) -> None:
 
 
 def _checked_job(context: dg.SensorEvaluationContext, name: str, batch_key: str) -> str:
-    """Check the job with all resources of merged definitions, and return its name."""
+    """Check the job with the resources of the merged Definitions, and return its name."""
     if context.repository_def is not None:
         _check_job(context.repository_def.get_job(name), batch_key)
     return name
 
 
 def check_lease(name: str, kafka: KafkaConsumerResource, minimum_interval_seconds: int) -> None:
-    """Check that the lease of a member is longer than some intervals of its sensor."""
+    """Check that the lease of a member is at least 4 intervals of its sensor."""
     lease_s = _LEASE_TICKS * minimum_interval_seconds
     if kafka.lease_s < lease_s:
         msg = (
@@ -175,7 +176,7 @@ def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
         return dg.SkipReason("preview: nothing is started. Turn the sensor on to join the group")
     mail = member.mail
     wanted = "; ".join(
-        f"would request {batch_request.run_key} for {', '.join(map(str, batch_request.ranges))}"
+        f"would request {batch_request.run_key} for {in_short(batch_request.ranges)}"
         for batch_request in mail.batch_requests
     )
     return dg.SkipReason(

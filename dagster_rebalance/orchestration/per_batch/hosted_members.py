@@ -6,8 +6,8 @@ on import or in a run: run processes import the user's code, too. After a reload
 gets no ticks but lives until its runs have ended; its members drain, commit and leave.
 
 After a SIGTERM, Dagster's code server lives until its runs have ended. It still answers ticks but
-refuses to launch runs, so each batch that a member requests then is a failed run, and three of
-those stop a partition. `atexit` comes after that (seen with Dagster 1.13.27), so members leave at
+refuses to launch runs, so each run that a member requests then fails, and three failed runs stop a
+partition. `atexit` runs after that (seen with Dagster 1.13.27), so members leave at
 the signal. Only the main thread may set handlers, but ticks create members in other threads, so a
 pending call sets the handlers in the main thread. Existing handlers are kept, and none is set where
 the system's default would end the process.
@@ -43,16 +43,16 @@ _pending: list[object] = []
 """The pending calls of the main thread, which must not be garbage-collected before."""
 _EXIT_MARGIN_S = 5.0
 _STANDBY = (
-    "another process of this code location is the member of the group, so this one does not join: "
-    "run one replica of the code server, or give each replica its own code location"
+    "another process of this code location is the member of the group, so this process does not "
+    "join: run one replica of the code server, or give each replica its own code location"
 )
 _FIRST_TICK_S = 3.0
 """A group assigns partitions to its first member within 2 s. The wait may block the daemon's other
 sensors, and the next tick follows after at least 5 s."""
 _SILENCE_S = 30.0
-"""A member whose loop makes no turn for this long hangs: its ticks fail with the current step."""
+"""If its loop makes no turn for this long, a member hangs: its ticks fail with the current step."""
 _ABANDONED_AFTER_S = 120.0
-"""Longer than any call that ends: a commit to a dead coordinator takes 46 s."""
+"""Longer than any call that returns at all: a commit to a dead coordinator takes 46 s."""
 
 
 class HostedMember:
@@ -112,13 +112,13 @@ class HostedMember:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the member has hung for so long that another one must replace it."""
+        """Whether the member has hung for so long that another member must replace it."""
         return not self.is_over and self._mailbox.silent_s > _ABANDONED_AFTER_S
 
     def abandon(self) -> None:
         """Make the member leave without any other action if its hanging call ever returns.
 
-        Its claims are adopted by the next owners.
+        The next owners adopt its claims.
         """
         self._mailbox.is_abandoned = True
 
@@ -184,8 +184,8 @@ class Members:
     ) -> tuple[Mail, list[str]]:
         """Exchange a tick with the member of a key, and make the member if there is none.
 
-        `read_lease` reads the lease on the sensor, empty if it is free. If the member has ended,
-        its failure is raised, and the next tick makes another one.
+        `read_lease` reads the lease on the sensor, empty if it is free. If the member has failed,
+        its error is raised, and the next tick makes another member.
         """
         if self._is_standby(key, read_lease):
             return Mail(summary=(_STANDBY,)), []
@@ -204,9 +204,9 @@ class Members:
         return member.tick(patience_s)
 
     def _is_standby(self, key: Hashable, read_lease: Callable[[], str]) -> bool:
-        """Whether another process of this code location is the member.
+        """Whether a replica of this code server runs the member.
 
-        That process is a replica, which receives every other tick.
+        Each replica receives every other tick.
         """
         member = self.get(key)
         left = member is not None and member.is_over and member.has_successor
@@ -224,7 +224,7 @@ class Members:
         return True
 
     def retire(self) -> None:
-        """Ask all members to drain and leave, and create no others. Called by a signal handler."""
+        """Ask all members to drain and leave, and create no more. Called by a signal handler."""
         with self._lock:
             self._is_retired = True
             members = list(self._members.values())

@@ -1,6 +1,6 @@
 """The catalogue: shows commits, holds, members and stopped partitions in Dagster.
 
-Commits are materialisations of the offsets asset, which is partitioned by topic-partition: one
+Commits are materializations of the offsets asset, which is partitioned by topic-partition: one
 Dagster partition per range would exceed Dagster's limit within days. Memberships and receipts are
 observations of the group asset, which trigger nothing downstream. Events are reported immediately
 and without a run: Dagster drops events in a sensor's result when the tick times out.
@@ -9,12 +9,14 @@ and without a run: Dagster drops events in a sensor's result when the tick times
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from dagster_rebalance.core.model.commands import recorded_commits
 from dagster_rebalance.core.model.events import LastRecorded, LeaveRequested
-from dagster_rebalance.core.model.offsets import TopicPartition, names_of, parse_partitions
+from dagster_rebalance.core.model.offsets import TopicPartition, listed, names_of, parse_listed
 from dagster_rebalance.core.reporting.group_status import RecordedAssignment
 from dagster_rebalance.orchestration.reporting.checks import (
     DRAINED_CHECK,
@@ -38,31 +40,36 @@ from dagster_rebalance.orchestration.reporting.member_tables import (
     tables_of,
 )
 from dagster_rebalance.orchestration.storage.commit_history import (
-    commits_in,
     last_recorded,
     materialisation,
-    newest,
 )
 from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore
 from dagster_rebalance.orchestration.storage.member_lease import MemberLease
+from dagster_rebalance.orchestration.storage.newest_records import NewestRecords
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.model.commands import HoldOutcome, Receipt, RecordCommit, ShowHold
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.core.operators.reset_offsets import Move
+    from dagster_rebalance.core.reporting.group_status import MemberRecord
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
     from dagster_rebalance.orchestration.ports import RunError, ShownStops
     from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
     from dagster_rebalance.orchestration.storage.names import GroupAssets
+    from dagster_rebalance.orchestration.storage.newest_records import Recorded
 
 _EVENTS_READ = 100
 _ASSIGNMENTS_READ = 1_000
+_MOST_COMMITTED = 100
+_RECORDED_AT_ONCE_S = 1.0
+_READ_AGAIN_AFTER_S = 1.0
+_IDENTITY = ("member", "code_location", "started_by", "sensor", "incarnation", "member_run")
 _NO_GAP = (
-    "no gap. Each commit is compared with the one before it when it is recorded, and this check "
+    "no gap. Members compare each commit with the previous one when they record it, and this check "
     "fails at the first gap"
 )
 
@@ -88,8 +95,10 @@ class Catalogue:
         self._assets = assets
         self._host = host
         self._known: set[str] = set()
+        self._has_released = False
         self._newest_event: int | None = None
         self._has_evaluated_gaps = self._has_evaluated_drained = False
+        self._newest = NewestRecords(instance, assets.offsets)
         self._history = History(instance, assets.group)
         self._lease = MemberLease(instance, assets, host.location, host.sensor)
         self._directives = DirectiveStore(instance, assets.directives_name)
@@ -101,9 +110,12 @@ class Catalogue:
     def renew_lease(self) -> None:
         """Renew the lease of this process on its sensor."""
         self._lease.renew(self._host.incarnation)
+        if self._has_released:  # while this renewal hung
+            self._lease.release(self._host.incarnation)
 
     def release_lease(self) -> None:
         """Release the lease, so that another process can join at once."""
+        self._has_released = True
         self._lease.release(self._host.incarnation)
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
@@ -119,21 +131,43 @@ class Catalogue:
         """Return the last recorded commit of each partition that has one."""
         return last_recorded(self._instance, self._assets.offsets, tuple(partitions))
 
-    def record_commit(self, commit: RecordCommit) -> None:
-        """Record the part of a commit that neither this member nor another one has recorded."""
-        known = {
-            found
-            for record in newest(self._instance, self._assets.offsets, commit.range.topic_partition)
-            for found in commits_in(record)
-        }
-        rest = commit.without(known)
-        if rest is not None:
-            self._record(rest)
-            leaves_gap = bool(known) and max(e for _, e, _ in known) < rest.range.start
-            self._evaluate_gaps(rest.range.topic_partition if leaves_gap else None)
+    def record_commits(
+        self,
+        commits: Sequence[RecordCommit],
+        is_wanted: Callable[[RecordCommit], bool] = lambda _: True,
+    ) -> tuple[RecordCommit, ...]:
+        """Record the parts of commits that no member has recorded; return the recorded commits.
+
+        Dagster stores each record in a separate transaction. After an error, call this again with
+        all of the commits. `is_wanted` is asked before each record: the next owner of a partition
+        may record the commit by that time. What is recorded is read again after a second, because
+        the process may have been suspended.
+        """
+        found: dict[TopicPartition, Recorded] = {}
+        read_at, recorded = float("-inf"), []
+        for at, commit in enumerate(commits):
+            if not is_wanted(commit):
+                continue
+            if time.monotonic() - read_at > _READ_AGAIN_AFTER_S:
+                read_at = time.monotonic()
+                found = self._newest.read(left.range.topic_partition for left in commits[at:])
+            partition = commit.range.topic_partition
+            rest, known = self._newest.rest_of(commit, found.get(partition))
+            found[partition] = known
+            if rest is not None:
+                self._record(rest)
+                until = known.highest
+                self._evaluate_gaps(
+                    partition if until is not None and until < rest.range.start else None
+                )
+                known.add(recorded_commits(rest.range.start, rest.ends))
+            recorded.append(commit)
+        return tuple(recorded)
 
     def _record(self, commit: RecordCommit) -> None:
-        record = materialisation(commit, self._assets.offsets, self._host.location)
+        record = materialisation(
+            commit, self._assets.offsets, self._host.location, _time_of(commit)
+        )
         if commit.is_dead_letter:
             partitions = _json([commit.range.topic_partition])
             metadata = {"partitions": partitions, **record.metadata}
@@ -141,7 +175,7 @@ class Catalogue:
         self._instance.report_runless_asset_event(record)
 
     def _evaluate_gaps(self, leaves_gap: TopicPartition | None) -> None:
-        """Evaluate the check when a commit leaves a gap, and once when none does.
+        """Evaluate the check when a commit leaves a gap, and once after the last gap.
 
         Earlier gaps were reported when they occurred.
         """
@@ -155,8 +189,8 @@ class Catalogue:
             if leaves_gap or result.passed:
                 self._evaluate(result, GAP_CHECK, self._assets.offsets)
 
-    def record_hold(self, hold: ShowHold) -> None:
-        """Record that partitions are held, and for which runs."""
+    def record_hold(self, hold: ShowHold, at: float | None = None) -> None:
+        """Record that partitions are held since a time, and for which runs."""
         self._observe(
             "holding",
             str(hold),
@@ -164,12 +198,12 @@ class Catalogue:
                 "cause": hold.cause.value,
                 "partitions": _json(hold.partitions),
                 "runs": dg.MetadataValue.json(list(hold.run_ids)),
-                "released_by": dg.MetadataValue.timestamp(time.time() + hold.limit_s),
+                "released_by": dg.MetadataValue.timestamp((at or time.time()) + hold.limit_s),
             },
         )
 
-    def record_receipt(self, receipt: Receipt) -> None:
-        """Record how a hold ended."""
+    def record_receipt(self, receipt: Receipt, at: float | None = None) -> None:
+        """Record how a hold ended, and when."""
         self._observe(
             "hold",
             str(receipt),
@@ -178,10 +212,14 @@ class Catalogue:
                 "cause": receipt.cause.value,
                 "partitions": _json(receipt.partitions),
                 "seconds": round(receipt.seconds, 3),
-                "ended_at": dg.MetadataValue.timestamp(time.time()),
+                "ended_at": dg.MetadataValue.timestamp(at or time.time()),
                 "committed": dg.MetadataValue.json(
-                    {str(partition): offset for partition, offset in receipt.committed.items()}
+                    {
+                        str(partition): offset
+                        for partition, offset in islice(receipt.committed.items(), _MOST_COMMITTED)
+                    }
                 ),
+                "committed_partitions": len(receipt.committed),
                 "runs": dg.MetadataValue.json(list(receipt.run_ids)),
                 "cancelled": dg.MetadataValue.json(list(receipt.cancelled)),
                 "handed_over": _json(receipt.handed_over),
@@ -190,7 +228,7 @@ class Catalogue:
         self._evaluate_drained(receipt.outcome)
 
     def _evaluate_drained(self, outcome: HoldOutcome) -> None:
-        """Evaluate the check when a hold did not drain, and once when all have."""
+        """Evaluate the check when a hold did not drain, and once after all holds have drained."""
         if outcome.is_drained and self._has_evaluated_drained:
             return
         result = drained_today(self._instance, self._assets.group)
@@ -204,8 +242,8 @@ class Catalogue:
     def directives(self) -> tuple[Directive, ...]:
         """Return the directives of the group, oldest first, and then its retries.
 
-        Only every second call reads the retries, because an idle member must query Dagster's
-        storage seldom.
+        Only every second call reads the retries, because an idle member must seldom query Dagster's
+        storage.
         """
         if self._reads_retries:
             self._retries = self._retry_store.read()
@@ -223,7 +261,7 @@ class Catalogue:
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Observe the lag, and evaluate the check if its result differs from the shown one.
 
-        Every evaluation may send an alert. The last one may be that of another member or a user.
+        Every evaluation may send an alert. The last evaluation may be by another member or a user.
         """
         self._instance.report_runless_asset_event(lag_observation(lag, self._assets.lag))
         if not limit:
@@ -233,7 +271,7 @@ class Catalogue:
             self._evaluate(lag_result(lag, limit), LAG_CHECK, self._assets.lag)
 
     def record_joined(self) -> None:
-        """Record that this process has joined. The event notifies its predecessor."""
+        """Record that this process has joined. The event also notifies the former process."""
         if self._settings:
             GroupSettings(self._instance, self._assets.settings_name).keep(self._settings)
         self._observe("joined", f"{self._host.location} joined the group", {})
@@ -258,14 +296,14 @@ class Catalogue:
                     str(metadata.get("member_id")),
                     member_name(metadata),
                     str(metadata.get("incarnation")),
-                    frozenset(parse_partitions(metadata.get("partitions"))),
+                    frozenset(parse_listed(metadata.get("partitions"))),
                     is_run="member_run" in metadata,
                 )
 
     def record_directives(
         self, directives: Sequence[Directive], matched: Iterable[TopicPartition], text: str
     ) -> None:
-        """Record directives that an operator has given together."""
+        """Record directives that an operator has issued together."""
         first = directives[0]
         self._report(
             text,
@@ -285,7 +323,7 @@ class Catalogue:
         why = f": {reason}" if reason else ""
         self._observe(
             "reset",
-            f"{by or 'somebody'} moved the committed offsets of {names_of(partitions)}{why}",
+            f"{by or 'an operator'} moved the committed offsets of {names_of(partitions)}{why}",
             {
                 "partitions": _json(partitions),
                 "moves": dg.MetadataValue.json(
@@ -304,7 +342,7 @@ class Catalogue:
         Args:
             event: `rerun`, `rerun_done` or `rerun_cancelled`.
             rerun: The rerun.
-            what: The event in words.
+            what: A description of the event.
             ranges: The ranges of the event, if known.
         """
         partitions = sorted({range_.topic_partition for range_ in ranges})
@@ -315,7 +353,7 @@ class Catalogue:
         )
 
     def record_reprocessed(self, batch: RerunBatch, run_id: str) -> None:
-        """Observe on each partition that ranges were reprocessed. This is no commit."""
+        """Record an observation on each partition whose ranges were reprocessed; not a commit."""
         of: dict[TopicPartition, list[OffsetRange]] = {}
         for range_ in batch.ranges:
             of.setdefault(range_.topic_partition, []).append(range_)
@@ -361,10 +399,11 @@ class Catalogue:
         for storage_id, metadata in self._observed(
             limit=_EVENTS_READ, after=self._newest_event, ascending=True
         ):
-            self._newest_event = storage_id
             event = (metadata.get("event"), metadata.get("code_location"), metadata.get("sensor"))
             if event == own and metadata.get("incarnation") != self._host.incarnation:
                 return str(metadata.get("incarnation"))
+            # Only now: the answer about a successor may be dropped because it came late.
+            self._newest_event = storage_id
         return None
 
     def _observed(
@@ -393,26 +432,54 @@ class Catalogue:
         self._report(description, full)
 
     def _report(self, description: str, metadata: Mapping[str, Any]) -> None:
+        known = self._history.read()
+        now = {
+            name: value.value if isinstance(value, dg.MetadataValue) else value
+            for name, value in metadata.items()
+        }
+        event = record_in(description, now, time.time())
+        self._report_tables(
+            description, [*known.values(), *((event,) if event is not None else ())], metadata
+        )
+        history = self._history.read() if event is not None else known
+        if self._is_overtaken(known, history):
+            text = "corrects the tables: two members reported at the same time"
+            corrected = {name: value for name, value in metadata.items() if name in _IDENTITY}
+            self._report_tables(text, history.values(), {**corrected, "event": "corrected"})
+
+    def _is_overtaken(
+        self, known: Mapping[int, MemberRecord], history: Mapping[int, MemberRecord]
+    ) -> bool:
+        """Whether another member has reported just before the last event, which does not show it.
+
+        Of two members that report at the same time, the one with the later event notices.
+        """
+        new = {at: one.member for at, one in history.items() if at not in known}
+        own = max((at for at, member in new.items() if member == self._host.incarnation), default=0)
+        return any(at < own and member != self._host.incarnation for at, member in new.items())
+
+    def _report_tables(
+        self, description: str, history: Iterable[MemberRecord], metadata: Mapping[str, Any]
+    ) -> None:
         self._instance.report_runless_asset_event(
             dg.AssetObservation(
                 asset_key=self._assets.group,
                 description=description,
-                metadata={"what": description, **self._tables(description, metadata), **metadata},
+                metadata={"what": description, **tables_of(history), **metadata},
             )
         )
 
-    def _tables(self, description: str, new: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the member tables, with the new event."""
-        now = {
-            name: value.value if isinstance(value, dg.MetadataValue) else value
-            for name, value in new.items()
-        }
-        event = record_in(description, now, time.time())
-        return tables_of([*self._history.read(), *((event,) if event is not None else ())])
+
+def _time_of(commit: RecordCommit) -> float | None:
+    """Return the time of a commit in seconds since 1970, or None if it is recorded at once."""
+    if commit.committed_at is None:
+        return None
+    age_s = time.monotonic() - commit.committed_at
+    return time.time() - age_s if commit.joined or age_s >= _RECORDED_AT_ONCE_S else None
 
 
 def _json(partitions: Iterable[TopicPartition]) -> dg.JsonMetadataValue:
-    return dg.MetadataValue.json([str(partition) for partition in partitions])
+    return dg.MetadataValue.json(listed(partitions))
 
 
 def _rerun_metadata(rerun: Rerun) -> dict[str, Any]:

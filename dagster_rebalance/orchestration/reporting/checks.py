@@ -1,9 +1,9 @@
 """The asset checks of a group: stopped partitions, lag, gaps between commits, undrained holds.
 
-Members report them when something changes. When you execute a check manually, it reads Kafka and
-Dagster, so it needs no running member. In a member's report of stopped partitions, its own
-partitions come from the engine, and reasons that only another owner knows are kept as that owner
-reported them.
+Members report the checks when something changes. If you execute a check manually, it reads Kafka
+and Dagster, so it needs no running member. In a member's report of stopped partitions, the state of
+its own partitions comes from the engine. Reasons that only another owner can detect are kept as
+that owner reported them.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
@@ -12,7 +12,7 @@ import hashlib
 import json
 import textwrap
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -25,6 +25,7 @@ from dagster_rebalance.core.model.offsets import (
     names_of,
     parse_partitions,
 )
+from dagster_rebalance.core.model.printable import Reason
 from dagster_rebalance.core.reporting.gaps import Recorded, gaps
 from dagster_rebalance.core.reporting.group_status import Kind, MemberRecord
 from dagster_rebalance.core.reporting.lag import (
@@ -56,24 +57,22 @@ STOPPED_CHECK = "no_partition_stopped"
 LAG_CHECK = "lag_within"
 GAP_CHECK = "no_offset_gap"
 DRAINED_CHECK = "drained_before_release"
-_OWNER, _SCAN = "owner", "scan"
-_STOPPED_TABLE = dg.TableSchema(
-    columns=[
-        dg.TableColumn("partition", "string"),
-        dg.TableColumn("reason", "string", description="Why it is stopped, and what to do."),
-        dg.TableColumn(
-            "said_by",
-            "string",
-            description="`owner`: reported by its owner. `scan`: found by a scan of the group.",
-        ),
-    ]
-)
+_OWNER, _SCAN = "its owner", "a scan of the group"
+_FORMER_OWNER = "owner"
+"""The owner in the column `said_by` of earlier versions."""
+_REASON, _TO_DO, _FOUND_BY = "reason", "what_to_do", "found_by"
+_COLUMNS = {
+    _REASON: "The error is cut; `error of <partition>` and the run have more.",
+    _TO_DO: "How to continue.",
+    "run": "The last failed run.",
+    _FOUND_BY: "The member that owns the partition, or a scan by another process.",
+}
 _LAG_TABLE = dg.TableSchema(
     columns=[
         dg.TableColumn("partition", "string"),
         dg.TableColumn("lag", "int", description="Empty if unknown."),
-        dg.TableColumn("state", "string", description="Why it is stopped or paused."),
-        dg.TableColumn("run", "string", description="The run that works on it, or that failed."),
+        dg.TableColumn("state", "string", description="Why the partition is stopped or paused."),
+        dg.TableColumn("run", "string", description="The run in progress, or the failed run."),
         dg.TableColumn("committed", "int", description="The next offset to be read."),
         dg.TableColumn("end", "int", description="The end of the log, or an open transaction."),
     ]
@@ -82,9 +81,9 @@ _LAG_TABLE = dg.TableSchema(
 _ROWS_SHOWN = 20
 _GAPS_SHOWN = 5
 _STATE_SHOWN = 100
+_DESCRIBED = 3
+_REASON_SHOWN = 500
 _REASONS_PER_TICK = 3
-_COMMANDED = 4
-"""The limit of partitions in a suggested command."""
 _MOST_ERROR_CHARACTERS = 500
 _MOST_NAMES_CHARACTERS = 2_000
 _COMMITS_READ = 500
@@ -157,9 +156,16 @@ def shown_stops(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> ShownSt
     }
     partitions = count.value if isinstance(count, dg.IntMetadataValue) else None
     return ShownStops(
-        {partition: str(row.get("reason")) for partition, row in rows.items()},
+        {
+            partition: Reason(str(row.get(_REASON)), str(row.get(_TO_DO, "")))
+            for partition, row in rows.items()
+        },
         partitions or 0,
-        frozenset(p for p, row in rows.items() if row.get("said_by") == _OWNER),
+        frozenset(
+            partition
+            for partition, row in rows.items()
+            if row.get(_FOUND_BY) == _OWNER or row.get("said_by") == _FORMER_OWNER
+        ),
     )
 
 
@@ -168,7 +174,7 @@ def stop_notes(instance: dg.DagsterInstance, asset_key: dg.AssetKey) -> tuple[st
     shown = shown_stops(instance, asset_key)
     reasons = [reason for _, reason in sorted(shown.reasons.items())[:_REASONS_PER_TICK]]
     more = shown.partitions - len(reasons)
-    return (*reasons, f"and {more} more partitions are stopped") if more > 0 else (*reasons,)
+    return (*reasons, f"{more} more stopped") if more > 0 else (*reasons,)
 
 
 def build_stopped_check(
@@ -195,8 +201,8 @@ def build_stopped_check(
         STOPPED_CHECK,
         asset_key,
         kafka_key,
-        "Fails while a partition is stopped, and warns while one is paused. The description shows "
-        "the reasons.",
+        "Fails while a partition is stopped or a topic is missing, and warns while a partition is "
+        "paused. The tables stopped, paused and missing show the reasons and what to do.",
         no_partition_stopped,
     )
 
@@ -205,37 +211,47 @@ def stopped_result(
     standing: GroupState, errors: Mapping[TopicPartition, RunError]
 ) -> dg.AssetCheckResult:
     """Return the result of the check. Paused partitions only warn: a pause sends no alert."""
-    stopped, ordered, missing = standing.stopped, standing.ordered, standing.missing
-    reasons = dict(sorted(stopped.items())[:_ROWS_SHOWN])
-    texts = [*map(why_missing, missing[:_ROWS_SHOWN]), *reasons.values()]
-    if len(stopped) > len(reasons):
-        texts.append(f"and {len(stopped) - len(reasons)} more")
-    for why in list(dict.fromkeys(ordered.values()))[:_ROWS_SHOWN]:
-        paused = [partition for partition, reason in ordered.items() if reason == why]
-        texts.append(f"{_names(paused)}: {why}; {_how_to_resume(paused)}")
+    stopped, paused, missing = standing.stopped, standing.paused, standing.missing
+    reasons = {
+        partition: Reason.of(reason) for partition, reason in sorted(stopped.items())[:_ROWS_SHOWN]
+    }
     return dg.AssetCheckResult(
-        passed=not (stopped or missing or ordered),
+        passed=not (stopped or missing or paused),
         severity=(
             dg.AssetCheckSeverity.ERROR if stopped or missing else dg.AssetCheckSeverity.WARN
         ),
-        description="; ".join(texts) or "no partition is stopped or paused",
+        description=_described(standing),
         metadata={
-            "stopped": dg.MetadataValue.table(
-                [
-                    dg.TableRecord(
-                        {
-                            "partition": str(partition),
-                            "reason": reason,
-                            "said_by": _OWNER if partition in standing.reported else _SCAN,
-                        }
+            "stopped": _table(
+                ("partition", _REASON, _TO_DO, "run", _FOUND_BY),
+                (
+                    (
+                        str(partition),
+                        reason.problem,
+                        reason.remedy,
+                        standing.failed.get(partition, ("",))[0][:8],
+                        _OWNER if partition in standing.reported else _SCAN,
                     )
                     for partition, reason in reasons.items()
-                ],
-                _STOPPED_TABLE,
+                ),
+            ),
+            "paused": _table(
+                ("partition", _REASON, _TO_DO),
+                (
+                    (str(partition), why, resume_command(selector_of(partition)))
+                    for partition, why in sorted(paused.items())[:_ROWS_SHOWN]
+                ),
+            ),
+            "missing": _table(
+                ("topic", _REASON, _TO_DO),
+                (
+                    (topic, why.problem, why.remedy)
+                    for topic, why in ((one, why_missing(one)) for one in missing[:_ROWS_SHOWN])
+                ),
             ),
             "stopped_partitions": len(stopped),
             "partitions": dg.MetadataValue.text(_names(stopped)),
-            "paused_partitions": len(ordered),
+            "paused_partitions": len(paused),
             "missing_topics": len(missing),
             **{
                 f"error of {partition}": _shortened(failed.error, _MOST_ERROR_CHARACTERS)
@@ -246,10 +262,24 @@ def stopped_result(
     )
 
 
-def _how_to_resume(paused: Collection[TopicPartition]) -> str:
-    if len(paused) > _COMMANDED:
-        return "to continue, pass them to `dagster-rebalance resume`"
-    return f"to continue: `{resume_command(*map(selector_of, sorted(paused)))}`"
+def _described(standing: GroupState) -> str:
+    """Return the first problems in a few words; the tables have the others, and what to do."""
+    problems = [why_missing(topic).problem for topic in standing.missing]
+    problems += [Reason.of(reason).problem for _, reason in sorted(standing.stopped.items())]
+    alike: dict[str, list[TopicPartition]] = {}
+    for partition, why in standing.paused.items():
+        alike.setdefault(why, []).append(partition)
+    problems += [f"{_names(partitions)}: {why}" for why, partitions in alike.items()]
+    texts = [_shortened(problem, _REASON_SHOWN) for problem in problems[:_DESCRIBED]]
+    if len(problems) > len(texts):
+        texts.append(f"and {len(problems) - len(texts)} more")
+    return "; ".join(texts) or "no partition is stopped or paused"
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> dg.TableMetadataValue:
+    schema = dg.TableSchema([dg.TableColumn(one, "string", _COLUMNS.get(one)) for one in columns])
+    records = [dg.TableRecord(dict(zip(columns, row, strict=True))) for row in rows]
+    return dg.MetadataValue.table(records, schema)
 
 
 def _names(partitions: Iterable[TopicPartition]) -> str:
@@ -289,7 +319,11 @@ def build_lag_check(
         return lag_result(lag_of(scan, standing, settings, late), limit)
 
     return group_check(
-        LAG_CHECK, asset_key, kafka_key, "Fails while the lag exceeds its limit.", check
+        LAG_CHECK,
+        asset_key,
+        kafka_key,
+        "Fails while the lag is above lag_within_records or lag_within_s, or is not known.",
+        check,
     )
 
 
@@ -362,14 +396,16 @@ def build_history_checks(
             GAP_CHECK,
             offsets,
             kafka_key,
-            "Fails when no recorded commit covers some offsets between two recorded commits.",
+            "Fails if no commit covers some offsets between two recorded commits: they may not "
+            "have been processed.",
             no_offset_gap,
         ),
         group_check(
             DRAINED_CHECK,
             group,
             kafka_key,
-            "Warns when partitions were released before their runs had ended in the last day.",
+            "Warns if, in the last day, a partition was released before its runs had ended. The "
+            "next owner continues their work.",
             drained_before_release,
         ),
     ]
@@ -387,8 +423,8 @@ def gap_result(
         instance: The instance with the records.
         offsets: The offsets asset of the group.
         group: The group asset, which records the offsets that operators have skipped.
-        of: A partition whose own last commits are read as well: it may have been idle while other
-            partitions filled the commits that are read of the group.
+        of: A partition whose own last commits are read as well: it may have been idle while the
+            newest commits of the group were all of other partitions.
     """
     newest = [*instance.fetch_materializations(offsets, limit=_COMMITS_READ).records]
     if of is not None:
@@ -422,7 +458,7 @@ def gap_result(
 
 
 def _recorded(record: dg.EventLogRecord) -> Recorded | None:
-    """Return the commit of a materialisation; None for one that is not the catalogue's."""
+    """Return the commit in a materialization; None if the catalogue did not report it."""
     event = record.asset_materialization
     if event is None or event.partition is None:
         return None

@@ -1,7 +1,8 @@
 """Dead letters: one JSON record per range whose attempts are exhausted, keyed by the range.
 
-A dead letter contains no record of the range: these stay in their topic within its retention.
-Others may write to the dead-letter topic, so a record that comes back is verified.
+A dead letter contains no records of the range: the records stay in their topic within its
+retention. Other applications may write to the dead-letter topic, so a dead letter that you read
+from it must be verified.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Sender(Protocol):
     """The port to the producer, `kafka.producers.dead_letter_producer.DeadLetterProducer`."""
 
     def send(self, key: str, value: str) -> None:
-        """Send a record, unless one with its key is under way."""
+        """Send a record, unless a record with the same key is in flight."""
 
     def deliveries(self) -> tuple[Delivery, ...]:
         """Return the deliveries since the last call."""
@@ -63,9 +64,9 @@ class DeadLetters:
             self._under_way[letter.range.key] = letter  # only if `send` did not raise
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        """Yield the results. The next call yields untaken results again.
+        """Yield the results of sent dead letters. The next call yields those that the caller left.
 
-        A letter is under way until its result is taken, so it is not sent twice.
+        A dead letter is in flight until its result is taken, so it is not sent twice.
         """
         self._ended.extend(self._sender.deliveries())
         while self._ended:
@@ -99,16 +100,16 @@ def dead_lettered_range(
 ) -> OffsetRange:
     """Return the range that a dead letter names, if the group has recorded it.
 
-    You may process that range again, under the same range. The letter alone proves nothing: anyone
-    who may write to its topic could name a range that is done, or a range of another topic.
+    You may then process this range again, with the same bounds. The letter alone proves nothing:
+    anyone with write access to its topic could name a range that is done, or of another topic.
 
     Args:
         instance: The instance in which the group records its commits.
-        kafka: The group.
+        kafka: The resource of the group.
         letter: The value of the record.
 
     Raises:
-        BatchRefusedError: This is no dead letter of the group, or Dagster has no record of it.
+        BatchRefusedError: The record is no dead letter of the group, or is not recorded in Dagster.
     """
     try:
         value = json.loads(letter)

@@ -1,8 +1,8 @@
-"""The settings of a group that its members store in Dagster for the commands of operators.
+"""The settings of a group that its members store in Dagster for the CLI.
 
-So a command needs neither the code of the assets nor the address of the brokers, and counts
-attempts as the members do. Secrets are not stored. Like directives, the settings are a dynamic
-partition without an asset, which needs one query and never expires.
+With them, a command needs neither the asset code nor the broker addresses, and counts attempts as
+the members do. Secrets are not stored. Like directives, the settings are a dynamic partition key
+that no asset uses: one query reads it, and it never expires.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_BYTES = 2_000
 
 
 def public_settings(kafka: KafkaConsumerResource) -> str:
-    """Return the settings of a group that are no secrets, as a text."""
+    """Return the settings of a group as text, without secrets."""
     kept: dict[str, Any] = {name: getattr(kafka, name) for name in _KEPT}
     for name in _KEPT_IF_SHORT:
         longer = {**kept, name: getattr(kafka, name)}
@@ -58,7 +58,7 @@ class GroupSettings:
                 self._instance.delete_dynamic_partition(self._name, old)
 
     def read(self) -> dict[str, Any]:
-        """Return the settings; empty if there are none that can be read."""
+        """Return the settings; empty if none are stored, or they cannot be read."""
         known = self._instance.get_dynamic_partitions(self._name)
         try:
             found = json.loads(known[-1]) if known else {}

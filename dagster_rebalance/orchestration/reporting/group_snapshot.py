@@ -1,13 +1,14 @@
 """Read-only snapshot of a whole group: its lag, and its stopped partitions with reasons.
 
-An engine restores the partitions as their next owner would, and none of its commands is executed.
-So `status`, `explain`, the asset checks and the group report of a member give the same reasons. The
-snapshot lacks two facts that only an owner knows: how long it has waited, and that Kafka refuses
-its writes.
+An engine restores the partitions as the next owner would, and none of its commands is executed. So
+`status`, `explain`, the asset checks and the group report of a member give the same reasons. The
+snapshot lacks two facts that only an owner can detect: how long it has waited, and that Kafka
+refuses its writes.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from dagster_rebalance.kafka.log_bounds import READ_LIMIT_S, BoundsReader, find,
 from dagster_rebalance.orchestration.ports import RunError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.batches.engine_settings import EngineSettings
     from dagster_rebalance.core.model.commands import Claimed
@@ -61,12 +62,14 @@ class GroupScan:
         partitions: All partitions, including those whose leaders did not answer.
         topics: The topics of the group that exist.
         missing: The topics of the group that do not exist, in order.
+        is_complete: Whether all partitions were read.
     """
 
     found: Mapping[TopicPartition, events.PartitionLookup]
     partitions: tuple[TopicPartition, ...]
     topics: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    is_complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,16 +94,29 @@ def scan_group(
     topics: Iterable[str],
     read: Callable[[list[TopicPartition]], dict[TopicPartition, Bounds]],
     start: Start,
-    *,
-    timeout_s: float = READ_LIMIT_S,
 ) -> GroupScan:
-    """Read the partitions of a group from Kafka.
+    """Read the partitions of a group from Kafka; see `scan_parts`."""
+    (scan,) = scan_parts(consumer, topics, read, start)
+    return scan
+
+
+def scan_parts(
+    consumer: RebalanceAwareConsumer,
+    topics: Iterable[str],
+    read: Callable[[list[TopicPartition]], dict[TopicPartition, Bounds]],
+    start: Start,
+    *,
+    most: int = sys.maxsize,
+    timeout_s: float = READ_LIMIT_S,
+) -> Iterator[GroupScan]:
+    """Read the partitions of a group from Kafka, and yield all results after each `most` of them.
 
     Args:
         consumer: Queries Kafka.
         topics: The topics and patterns of the group.
-        read: Reads the bounds of partitions. A partition that it leaves out has unknown bounds.
+        read: Reads the bounds of partitions. A partition without a result has unknown bounds.
         start: The start position of partitions without a committed offset.
+        most: The number of partitions between two yields.
         timeout_s: Timeout of each other request.
 
     Raises:
@@ -114,10 +130,16 @@ def scan_group(
         for topic in matching
         for number in sorted(info.partition for info in existing[topic])
     ]
-    bounds = read(partitions)
-    known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
-    found = find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s, start=start)
-    return GroupScan(found, tuple(partitions), matching, wanted.missing(existing))
+    found: dict[TopicPartition, events.PartitionLookup] = {}
+    for first in range(0, max(1, len(partitions)), most):
+        part = partitions[first : first + most]
+        bounds = read(part)
+        known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in part}
+        found |= find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s, start=start)
+        is_complete = len(partitions) <= first + most
+        yield GroupScan(
+            found, tuple(partitions), matching, wanted.missing(existing), is_complete=is_complete
+        )
 
 
 def take_snapshot(
@@ -202,12 +224,12 @@ def stops_of(
     except ValueError as problem:  # members claim nothing of newly assigned partitions
         everything = dict.fromkeys(scan.found, str(problem))
         return replace(standing, stopped={**everything, **standing.stopped})
-    ordered = {
+    paused = {
         partition: str(directive)
         for partition in scan.found
         if (directive := in_force(directives, partition)) is not None
     }
-    return replace(standing, ordered=ordered)
+    return replace(standing, paused=paused)
 
 
 def scan_with_stops(
@@ -217,7 +239,7 @@ def scan_with_stops(
     catalogue: GroupRecords,
     settings: EngineSettings,
 ) -> tuple[GroupScan, GroupState]:
-    """Scan a group without a member. Every leader has to answer.
+    """Scan a group without a member. Every leader must answer.
 
     Args:
         consumer: Queries Kafka.
@@ -268,7 +290,7 @@ def _take_in(
     read_runs: _ReadRuns,
     now: float = 0.0,
 ) -> Engine:
-    """Let an engine restore partitions: its reads are answered, and other commands ignored."""
+    """Let an engine restore partitions: answer its reads, and ignore its other commands."""
     read: dict[frozenset[str], tuple[RunSnapshot, ...]] = {}
     # Its last tick is long past, so the engine claims nothing.
     engine = Engine(settings, new_batch_id=str, now=now - 2 * settings.plan_patience_s)
@@ -298,7 +320,7 @@ def _take_in(
 
 
 def _without_owned(run: RunSnapshot, owners: Owners) -> RunSnapshot:
-    """A streaming run without the partitions that it owns in Kafka, as it blocks no run there."""
+    """A streaming run without the partitions that it owns in Kafka, where it blocks no run."""
     if run.active_partitions is None:
         return run
     return replace(run, active_partitions=run.active_partitions - owners.owned_by(run.run_id))
@@ -325,8 +347,8 @@ def lag_of(
     Args:
         scan: The partitions of the group.
         standing: The stopped and paused partitions.
-        settings: Where a partition without a committed offset begins.
-        late: The partitions with a record that waits for too long.
+        settings: Settings with the start position of partitions without a committed offset.
+        late: The partitions with a record that has waited too long.
     """
     return group_lag(
         scan.partitions, scan.found, standing, start_from=settings.start_from, late=late
@@ -342,14 +364,14 @@ def late_partitions(
     waiting: Waiting | None = None,
     timeout_s: float = READ_LIMIT_S,
 ) -> Late:
-    """Return the partitions with a record that waits for longer than the limit.
+    """Return the partitions with a record that has waited longer than the limit.
 
     Args:
         consumer: Queries Kafka.
         rows: The lag of the partitions.
         limit: The limit. Without seconds, Kafka is not queried.
         now_s: The time, in seconds since 1970.
-        waiting: The earlier ends of the logs; None for a single scan.
+        waiting: The ends of the logs in earlier scans; None for a single scan.
         timeout_s: Timeout of the request.
 
     Raises:

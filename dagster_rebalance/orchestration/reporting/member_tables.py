@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.model.offsets import OffsetRange, names_of, parse_partitions
+from dagster_rebalance.core.model.offsets import (
+    OffsetRange,
+    names_of,
+    parse_listed,
+    parse_partitions,
+)
 from dagster_rebalance.core.reporting.group_status import (
     Kind,
     MemberRecord,
@@ -31,7 +36,7 @@ _READ_AT_ONCE = 200
 _EVENTS_READ = 2_000
 """The number of events in the first read of a history, which takes half a second."""
 _NEWEST_READ = 10
-"""The newest event may be foreign, without the tables."""
+"""The newest event may be of another origin, without the tables."""
 _SENSOR_EVENTS_READ = 200
 _TICKS_READ = 5
 _ROWS_SHOWN = 20
@@ -51,7 +56,7 @@ def record_in(description: str, metadata: Mapping[str, Any], at: float) -> Membe
         member=str(metadata.get("incarnation")),
         name=member_name(metadata),
         at=at,
-        partitions=tuple(parse_partitions(metadata.get("partitions"))),
+        partitions=tuple(parse_listed(metadata.get("partitions"))),
         text=description,
         run_ids=tuple(map(str, _list(metadata.get("runs")))),
         outcome=str(metadata.get("outcome", "")),
@@ -65,10 +70,10 @@ def member_name(metadata: Mapping[str, Any]) -> str:
 
 
 class History:
-    """The last events of the members of a group, as one process has read them.
+    """The newest member events of a group, cached by one process.
 
-    Earlier events are remembered: a series of dead letters, each an event of the group, removes no
-    member from the tables.
+    Earlier events stay in the cache, so a long series of dead letters, which are also events of the
+    group, removes no member from the tables.
     """
 
     def __init__(self, instance: dg.DagsterInstance, group: dg.AssetKey) -> None:
@@ -77,8 +82,8 @@ class History:
         self._events: dict[int, MemberRecord] = {}
         self._read_to = -1
 
-    def read(self) -> list[MemberRecord]:
-        """Read new events, and return the last events of the members, oldest first."""
+    def read(self) -> dict[int, MemberRecord]:
+        """Read the events since the last call; return the newest ones by storage id, in order."""
         found, read_to = dict(self._events), self._read_to
         for read, record in enumerate(_observed(self._instance, self._group), 1):
             read_to = max(read_to, record.storage_id)
@@ -92,7 +97,7 @@ class History:
                 break
         self._events = dict(sorted(found.items())[-_RECORDS_KEPT:])
         self._read_to = read_to
-        return list(self._events.values())
+        return self._events
 
 
 def records_since(
@@ -104,7 +109,7 @@ def records_since(
         instance: The instance with the events.
         group: The group asset.
         since: The time, in seconds since 1970.
-        most: The limit of events to read, newest first.
+        most: The maximum number of events to read, newest first.
 
     Returns:
         The events, oldest first, and `since` or the time of the oldest event that was read.
@@ -166,7 +171,7 @@ def _moves(event: dg.AssetObservation | None) -> Iterable[tuple[str, int, int]]:
 def last_report(
     instance: dg.DagsterInstance, group: dg.AssetKey, lag: dg.AssetKey, now: float
 ) -> tuple[str, ...]:
-    """Return the last report of the members on their group, in sentences.
+    """Return messages from the last report of the members on their group.
 
     Args:
         instance: The instance with the events.
@@ -195,7 +200,7 @@ def last_report(
 def _rows(
     metadata: Mapping[str, dg.MetadataValue[Any]], name: str, *columns: str
 ) -> Iterable[list[object]]:
-    """Yield some columns of a table, without foreign rows."""
+    """Yield these columns of a table, and skip rows of another form."""
     table = metadata.get(name)
     for row in table.records if isinstance(table, dg.TableMetadataValue) else []:
         if row.data.keys() >= set(columns):
@@ -203,7 +208,7 @@ def _rows(
 
 
 def tables_of(history: Iterable[MemberRecord]) -> dict[str, Any]:
-    """Return the member tables and links to their runs as metadata, from events, oldest first."""
+    """Return the member tables and links to their runs as metadata; `history` is oldest first."""
     found = member_table(history)
     holds, receipts = found.holds[:_ROWS_SHOWN], found.receipts
     runs = [run_id for event, _ in holds for run_id in event.run_ids]
@@ -244,7 +249,7 @@ def run_links(run_ids: Iterable[str]) -> dict[str, dg.DagsterRunMetadataValue]:
 def sensors_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> tuple[SensorState, ...]:
     """Return the sensors that have run members of a group, by name.
 
-    A code location that does not load stays in the storage: its sensors have no ticks.
+    If a code location does not load, its sensors stay in the storage, but have no ticks.
     """
     known = _sensors_named(instance, group)
     seen = {}
@@ -267,7 +272,7 @@ def sensors_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> tuple[Sensor
 def _sensors_named(instance: dg.DagsterInstance, group: dg.AssetKey) -> set[tuple[str, str]]:
     """Return the code locations and sensors in the events of a group.
 
-    In events of earlier versions, a streaming run names its job.
+    In events of earlier versions, a streaming run has the name of its job in place of the sensor.
     """
     found = set()
     for record in instance.fetch_observations(group, limit=_SENSOR_EVENTS_READ).records:

@@ -1,12 +1,12 @@
-"""Settings of resources: texts of clients, named functions, and `PinnedResource`.
+"""Resource settings: client settings as text, functions by name, and `PinnedResource`.
 
-Dagster stores the settings of Kafka's and Spark's clients as text: numbers and booleans become text
-as the clients read it. A function is named, which works in YAML and reaches the processes of runs.
+Dagster stores the settings of the Kafka and Spark clients as text: numbers and booleans become text
+as the clients read it. A function is given by its name, which works in YAML and in run processes.
 No message shows a value, which may be a secret.
 
-Dagster lets the config of a run override each setting of a resource, also with the value of an
-environment variable. Without `PinnedResource`, a user who may launch runs could send the login of
-the resource to another address.
+Run config can override each setting of a resource, also with the value of an environment variable.
+Without `PinnedResource`, a user with the right to launch runs could redirect the resource's login
+to another address.
 """
 
 import difflib
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 Function = Callable[..., Any]
 _FUNCTION = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<function>\w+(?:\.\w+)*)", re.ASCII)
 _PINNED: dict[int, tuple[Any, "PinnedResource"]] = {}
-"""By the id of the resource, which stays alive for its id to stay unique."""
+"""Wrappers by the id of the resource, which stays alive, so its id is unique."""
 
 
 def refuse_unknown_settings(resource: "type[BaseModel]", values: object, otherwise: str) -> object:
-    """Return the arguments of a resource if it has a setting for each: Dagster drops others."""
+    """Refuse arguments that are no settings of the resource: Dagster would ignore them."""
     for name in values.keys() - resource.model_fields.keys() if isinstance(values, dict) else ():
         near = difflib.get_close_matches(name, resource.model_fields, n=1)
         hint = f"did you mean {near[0]}?" if near else otherwise
@@ -95,14 +95,14 @@ def function_named(setting: str, text: str) -> Function:
     return function
 
 
-# No `from __future__ import annotations` here: Dagster recognises a nested resource by its
+# No `from __future__ import annotations` here: Dagster recognizes a nested resource by its
 # evaluated annotation.
 
 
 class PinnedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A resource without a config schema, around another resource.
+    """A resource that the definitions configure. A launchpad has nothing to fill in.
 
-    Assets, sensors and checks receive the inner resource as the definitions configure it.
+    Assets, sensors and checks receive the inner resource, and no config schema is shown for it.
     `build_kafka_batch_defs` wraps its resources in this way. Do the same in your own definitions.
 
     Example:

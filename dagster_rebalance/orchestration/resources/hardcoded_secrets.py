@@ -1,7 +1,7 @@
 """Secrets in code, logs and Dagster Pipes.
 
-The name of a setting decides whether its value is a secret. A value that is no secret in spite of
-its name must be an `EnvVar`, too. No result or message shows a secret.
+The name of a setting decides whether its value is a secret. If the name looks secret but the value
+is not, the value must still be an `EnvVar`. No result or message shows a secret.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BY_REFERENCE = re.compile(r"\$\{\w+:[^}]*\}")
 _LOGIN_WITHOUT_OPTIONS = re.compile(r"[\w.$]+\s+required\s*;")
 """A JAAS text without a login, such as for the identity of the machine."""
 _SHORTEST_SECRET = 4
-"""A shorter text would occur in many others."""
+"""A shorter secret would also occur in many other texts."""
 _HARMLESS_PARAMETERS = frozenset(
     {"use_ssl", "user_id", "user_agent", "session_id", "grpc_max_message_size"}
 )

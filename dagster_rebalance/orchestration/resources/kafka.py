@@ -1,7 +1,7 @@
-"""`KafkaConsumerResource`: the settings of a member: its group, holds and batches.
+"""`KafkaConsumerResource`: the settings of a group member, its holds and its batches.
 
-The resource has settings only: Dagster builds a new one for each tick and each run, so it owns no
-consumer and no thread. No message shows a secret.
+Dagster builds a new resource for each tick and each run, so the resource owns no consumer and no
+thread. No message shows a secret.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ _POSITIVE = (
     "max_claims_per_partition",
     "min_records",
     "max_attempts",
+    "records_per_minute",
     "retry_delay_limit_s",
     "lease_s",
     "heartbeat_timeout_s",
@@ -74,7 +75,11 @@ _MAY_BE_ZERO = {
 _MIN_LAG_EVERY_S = 10.0
 _STREAM_BATCH_TIMEOUT_S = 3600.0
 """The default age of a streaming run, at which it must leave anyway."""
-_STREAM_RECORD_EVERY_S = 10.0
+_STREAM_RECORD_EVERY_S = 600.0
+"""With 8 busy partitions, the records are below 20 MB of SQLite a day."""
+_RECORDS_PER_MINUTE = 60.0
+_STREAM_RECORDS_PER_MINUTE = 4.0
+"""With any number of partitions, the records are below 60 MB of SQLite a day."""
 _CLIENT_FIELDS = {
     "bootstrap.servers": "bootstrap_servers",
     "group.id": "group_id",
@@ -110,15 +115,15 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     model_config = ConfigDict(hide_input_in_errors=True)
 
     bootstrap_servers: str = Field(
-        description="Brokers to start from, as host:port, separated by commas."
+        description="Brokers for the first connection: host:port, separated by commas."
     )
     group_id: str = Field(
-        description="The consumer group. Each code location with this group takes a share of the "
-        "partitions."
+        description="The consumer group. Each code location with this group takes a share of "
+        "the partitions."
     )
     topics: list[str] = Field(
-        description="The topics to read. A text that begins with ^ is a pattern: `^orders` matches "
-        "each topic whose name begins with orders, including topics that are created later."
+        description="The topics to read. A text that begins with ^ is a pattern: `^orders` "
+        "matches each topic whose name begins with orders, also later ones."
     )
     group_protocol: Literal["consumer", "classic"] = Field(
         default="consumer",
@@ -129,16 +134,18 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None, description="For example SASL_SSL. Kafka's default is PLAINTEXT."
     )
     sasl_mechanism: str | None = Field(default=None, description="For example SCRAM-SHA-512.")
-    sasl_username: str | None = Field(default=None, description="Give it as dg.EnvVar.")
-    sasl_password: str | None = Field(default=None, repr=False, description="Give it as dg.EnvVar.")
+    sasl_username: str | None = Field(default=None, description="The user, as dg.EnvVar.")
+    sasl_password: str | None = Field(
+        default=None, repr=False, description="The password, as dg.EnvVar."
+    )
     ssl_ca_location: str | None = Field(
-        default=None, description="File with the certificates to trust."
+        default=None, description="File with the CA certificates to trust."
     )
     client_config: ClientSettings = Field(
         default_factory=dict,
         repr=False,
-        description="More librdkafka settings, by their own names; functions as `module:function`. "
-        "Names that begin with `kafka.` are for Spark's Kafka connector only.",
+        description="Further librdkafka settings, by librdkafka's names. Give a function as "
+        "`module:function`. Names that begin with `kafka.` are for Spark's Kafka connector only.",
     )
 
     start_from: str = Field(
@@ -151,64 +158,70 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     hold_commit_slice_s: float = Field(
         default=10.0,
-        description="The end of the hold, reserved for cancelling runs and the last commit.",
+        description="Last seconds of a hold, reserved for cancelling runs and the last commit.",
     )
     on_deadline: Literal["cancel", "release"] = Field(
         default="cancel",
-        description="Runs still live at the deadline: `cancel` them, or `release` the partitions "
-        "and let the next owner adopt them.",
+        description="Runs that are live at the deadline of a hold: `cancel` them, or `release` "
+        "the partitions to the next owner, which adopts them.",
     )
     on_lost: Literal["leave", "cancel"] = Field(
         default="leave",
-        description="Runs of lost partitions: `leave` them to be adopted by the next owner, or "
-        "`cancel` them.",
+        description="Runs of lost partitions: `leave` them to the next owner, which adopts "
+        "them, or `cancel` them.",
     )
     on_leave: Literal["release", "drain"] = Field(
         default="release",
-        description="On a reload or deploy, `release` commits finished work and leaves live runs "
-        "to the newer process, `drain` waits for them.",
+        description="On a reload or deploy: `release` commits finished work and leaves live "
+        "runs to the newer process; `drain` waits for them.",
     )
     foreign_metadata: Literal["refuse", "overwrite"] = Field(
         default="refuse",
-        description="`refuse` or `overwrite` the metadata of offsets that another application "
+        description="`refuse` or `overwrite` metadata of offsets that another application "
         "committed in this group.",
     )
     max_records_per_range: int = Field(
-        default=100_000, description="Offsets of one partition that one run processes."
+        default=100_000, description="Maximum number of offsets of one partition in a run."
     )
     max_records_per_batch: int = Field(
-        default=1_000_000, description="Offsets of all partitions of a batch together."
+        default=1_000_000, description="Maximum number of offsets in a batch, of all partitions."
     )
-    max_ranges_per_run: int = Field(default=8, description="Partitions that one run processes.")
+    max_ranges_per_run: int = Field(default=8, description="Maximum number of partitions in a run.")
     max_runs_in_flight: int | None = Field(
         default=None,
-        description="Runs of one member at the same time. Default: 4, or 1 if each has a local "
-        "Spark.",
+        description="Maximum number of concurrent runs of a member. Default: 4, or 1 if each run "
+        "has a local Spark.",
     )
     max_claims_per_partition: int = Field(
-        default=1, description="Batches of one partition in flight at the same time."
+        default=1, description="Maximum number of concurrent batches of one partition."
     )
     min_records: int | None = Field(
         default=None,
-        description="A batch of a partition starts with at least this many records. Default: 1,000 "
-        "in per-batch runs, 1 in streaming runs.",
+        description="Records that a partition waits for before its next batch starts. Default: "
+        "1,000, or 1 with `max_wait_s=0`.",
     )
     max_wait_s: float | None = Field(
         default=None,
-        description="After this time, a batch starts with fewer than `min_records`. The first "
-        "batch of a partition is never delayed. Default: 30 if `min_records` is above 1.",
+        description="Seconds after which a batch starts with fewer than `min_records`. The "
+        "first batch of a partition is never delayed. Default: 30 if `min_records` "
+        "is above 1; 0.2 in streaming runs without it.",
+    )
+    claim_ahead: bool = Field(
+        default=False,
+        description="Whether a streaming run claims its next batch, if it is full, while one is "
+        "at work. The next batch then begins before the commit of this one.",
     )
     max_attempts: int = Field(
         default=3,
-        description="Attempts of a range: runs that may fail on it. Dagster's own retries are not "
+        description="The number of runs that may fail on a range. Dagster's own retries are not "
         "counted.",
     )
     retry_delay_s: float = Field(
         default=5.0,
-        description="Delay before the second attempt of a range. It grows sixfold with each "
-        "further run that does not succeed.",
+        description="Seconds before the second attempt of a range. The delay grows sixfold with "
+        "each further run that does not succeed.",
     )
-    retry_delay_limit_s: float = Field(default=900.0, description="The longest retry delay.")
+    retry_delay_limit_s: float = Field(default=900.0, description="Maximum retry delay in seconds.")
     retry_stopped: bool = Field(
         default=True,
         description="Whether a range whose attempts are exhausted, with on_failure=pause, is "
@@ -216,59 +229,66 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     batch_timeout_s: float | None = Field(
         default=None,
-        description="A batch that runs for longer is interrupted, which is a failed attempt; if "
-        "the asset ignores the interrupt, its process is ended. Default: 3600 in streaming runs, "
-        "no limit in per-batch runs.",
+        description="Seconds after which a running batch is interrupted, a failed attempt. If "
+        "the asset ignores this, its process is ended. Default: 3600 in streaming "
+        "runs, no limit in per-batch runs.",
     )
     on_failure: Literal["pause", "dead_letter"] = Field(
         default="pause",
-        description="When the attempts of a range are exhausted, `pause` stops its partition; "
-        "`dead_letter` records the range in `dead_letter_topic` and continues with the next one.",
+        description="If the attempts of a range are exhausted: `pause` stops its partition; "
+        "`dead_letter` records the range in `dead_letter_topic` and continues.",
     )
     dead_letter_topic: str | None = Field(
         default=None,
-        description="The topic for a record of each range whose attempts are exhausted. It must "
-        "exist.",
+        description="The topic of dead letters. It must exist.",
     )
     record_every_s: float | None = Field(
         default=None,
-        description="The commits of a partition within this time are joined into one record. With "
-        "0 each commit has a record. Default: 0 in per-batch runs, 10 in streaming runs.",
+        description="Commits of a partition within this many seconds share one record in "
+        "Dagster, and in streaming runs the results of an asset one "
+        "materialization. 0: each has its own. Default: 0 in per-batch runs, 600 in "
+        "streaming runs.",
+    )
+    records_per_minute: float | None = Field(
+        default=None,
+        description="Maximum records of the group in Dagster per minute. A waiting record "
+        "includes the commits that follow. Default: 60 in per-batch runs, 4 in "
+        "streaming runs.",
     )
     lag_every_s: float = Field(
         default=60.0,
-        description="How often one member observes the lag of the group; every fifth time while "
-        "nothing changes. At least 10, or 0 for never.",
+        description="Interval in seconds at which one member reads the lag of the group. At "
+        "least 10, or 0 for never.",
     )
     metrics_partitions: int = Field(
         default=100,
-        description="A member with up to this many partitions has a lag metric, which is a time "
-        "series, for each; 0 for none.",
+        description="A member with at most this many partitions has a lag metric, a time series, "
+        "per partition. 0 for none.",
     )
     branch_group_id: str | None = Field(
         default=None,
         description="The group in a branch deployment of Dagster+. Without it, no member joins "
-        "there: it would take partitions away from production.",
+        "there.",
     )
     lease_s: float = Field(
         default=60.0,
-        description="After this time without a sensor tick the member drains and leaves. At least "
-        "4 sensor intervals.",
+        description="Seconds without a sensor tick after which the member drains and leaves. At "
+        "least 4 sensor intervals.",
     )
     shutdown_timeout_s: float = Field(
         default=50.0, description="Seconds for draining when the code server shuts down."
     )
     heartbeat_timeout_s: float = Field(
         default=60.0,
-        description="A run that has begun and sends no heartbeat for this long is dead, and its "
-        "batch is requested again. A run sends a heartbeat every sixth of this time, and stops "
-        "itself when it could send none for two thirds of it.",
+        description="If a run that has begun sends no heartbeat for this many seconds, it is "
+        "dead, and its batch is requested again. A run sends one every sixth of "
+        "this time, and stops itself after two thirds of it without one.",
     )
     start_timeout_s: float = Field(
         default=300.0,
-        description="A launched run that sends no first heartbeat for this long is dead. Set it "
-        "higher than your platform needs to launch a run, import the code and start all resources "
-        "before `kafka_batch`.",
+        description="If a launched run sends no first heartbeat for this many seconds, it is "
+        "dead. Allow more than your platform needs to launch a run, import the code "
+        "and start all resources before `kafka_batch`.",
     )
 
     @model_validator(mode="before")
@@ -333,7 +353,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return as_texts("client_config", value)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Refuse functions in the config of a run: launching runs must not mean running code."""
+        """Refuse functions in run config: the right to launch runs must not allow other code."""
         config = context.run.run_config if context.run else {}
         named = sorted(_functions_in(config.get("resources")))
         if named:
@@ -356,7 +376,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def check_client(self) -> None:
-        """Refuse invalid settings of the Kafka client, unless variables hide them until a run.
+        """Refuse invalid Kafka client settings, unless they depend on environment variables.
 
         Raises:
             ConfigurationError: See `consumer_config`.
@@ -405,7 +425,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Import the functions that `client_config` names, except for those in variables.
 
         Raises:
-            ConfigurationError: One does not exist.
+            ConfigurationError: A function does not exist.
         """
         for name, value in self.client_config.items():
             if name in CALLBACKS and not isinstance(value, dg.EnvVar):
@@ -432,11 +452,11 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def reader(self) -> RangeReader:
-        """Return a reader of exact ranges, which connects at its first read and never joins."""
+        """Return a reader of exact ranges. It connects at its first read and joins no group."""
         return RangeReader(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def group(self) -> GroupAdmin:
-        """Return an admin of the group, which reads and moves its offsets without joining."""
+        """Return an admin that reads and moves the group's offsets without joining the group."""
         return GroupAdmin(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def dead_letters(self) -> DeadLetterProducer | None:
@@ -461,6 +481,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         record_every_s = self.record_every_s
         if record_every_s is None:
             record_every_s = _STREAM_RECORD_EVERY_S if streams else 0.0
+        records_per_minute = self.records_per_minute
+        if records_per_minute is None:
+            records_per_minute = _STREAM_RECORDS_PER_MINUTE if streams else _RECORDS_PER_MINUTE
         min_records, max_wait_s = wait_limits(
             self.min_records,
             self.max_wait_s,
@@ -483,12 +506,14 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             on_deadline=DeadlinePolicy(self.on_deadline),
             on_leave=LeavePolicy(self.on_leave),
             on_lost=LossPolicy(self.on_lost),
+            claims_ahead=self.claim_ahead,
             max_attempts=self.max_attempts,
             backoff=RetryBackoff(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
             dead_letter_topic=self.dead_letter_topic,
             start_from=parse_start(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             record_every_s=record_every_s,
+            records_per_minute=records_per_minute,
             lag_every_s=self.lag_every_s,
             lease_s=self.lease_s,
             liveness=Liveness(
@@ -563,7 +588,7 @@ def _is_branch_deployment() -> bool:
 
 
 def _functions_in(config: object) -> Iterator[str]:
-    """Yield the callbacks in each `client_config` of the config of a run."""
+    """Yield the callbacks in each `client_config` of a run config."""
     for name, value in config.items() if isinstance(config, Mapping) else ():
         if name == "client_config" and isinstance(value, Mapping):
             yield from CALLBACKS & value.keys()

@@ -1,6 +1,6 @@
 """`SchemaRegistryResource`: a schema registry, and the encodings of topics.
 
-The process of a run fetches each schema once. Spark receives the text of schemas, and no login.
+A run process fetches each schema once. Spark receives schemas as text, and no registry login.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of resources.
@@ -108,7 +108,7 @@ def plain_json(schema: str) -> Encoding:
     """Return the encoding of JSON without a schema registry.
 
     Args:
-        schema: A JSON schema as text, by which each record is checked.
+        schema: A JSON schema as text. Each record is validated against it.
     """
     return Encoding("plain_json", reader=schema)
 
@@ -136,25 +136,28 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     # A value of the wrong type may be a secret, which pydantic would show.
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    url: str = Field(description="The address, or several separated by commas, tried in turn.")
-    username: str | None = Field(default=None, description="Give it as dg.EnvVar.")
-    password: str | None = Field(default=None, repr=False, description="Give it as dg.EnvVar.")
+    url: str = Field(description="The URL, or several URLs separated by commas, tried in turn.")
+    username: str | None = Field(default=None, description="The user, as dg.EnvVar.")
+    password: str | None = Field(
+        default=None, repr=False, description="The password, as dg.EnvVar."
+    )
     token: str | None = Field(
         default=None,
         repr=False,
-        description="A bearer token in place of username and password. Give it as dg.EnvVar.",
+        description="A bearer token instead of username and password, as dg.EnvVar.",
     )
     ssl_ca_location: str | None = Field(
-        default=None, description="File with the certificates to trust."
+        default=None, description="File with the CA certificates to trust."
     )
     allow_plaintext: bool = Field(
         default=False,
-        description="Send a login to a url without TLS, because a service mesh encrypts it.",
+        description="Allow a login to a url without TLS, for a connection that a service mesh "
+        "encrypts.",
     )
     client_config: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="More settings of confluent-kafka's SchemaRegistryClient, by their own names.",
+        description="Further settings of confluent-kafka's SchemaRegistryClient, by its names.",
     )
 
     _registry: Registry | None = PrivateAttr(default=None)
@@ -200,7 +203,7 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def json_schema(
         self, *, reader: str | None = None, subject: str | None = None, version: int | None = None
     ) -> Encoding:
-        """Return the encoding of JSON with a schema, with the arguments of `avro`."""
+        """Return the encoding of JSON with a registered schema. See `avro` for the arguments."""
         return Encoding("json", reader, subject, version, registry=self.registry())
 
     def registry(self) -> Registry:

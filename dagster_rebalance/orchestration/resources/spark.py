@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 CLOSE_LIMIT_S = 5.0
 _PACKAGES = "spark.jars.packages"
 _BUILDER_SETTINGS = ("spark.master", "spark.app.name")
-"""pyspark puts these on a command line; all others go into a file."""
+"""pyspark puts these settings on a command line; all other settings go into a file."""
 
 
 class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -65,18 +65,18 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     remote: str | None = Field(
         default=None,
         repr=False,
-        description="A Spark Connect server: sc://host:port, then parameters as /;key=value. "
-        "Empty: none.",
+        description="URL of a Spark Connect server: sc://host:port, then parameters as "
+        "/;key=value. Empty for none.",
     )
     master: str | None = Field(
         default=None,
-        description="A cluster, for a session without Spark Connect. Default: local[*].",
+        description="Spark master of a session without Spark Connect. Default: local[*].",
     )
-    app_name: str = Field(default="dagster-rebalance", description="The name that Spark shows.")
+    app_name: str = Field(default="dagster-rebalance", description="The name in Spark's UI.")
     spark_config: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Spark settings, flat or nested. Secrets as dg.EnvVar.",
+        description="Spark settings, flat or nested. Give secrets as dg.EnvVar.",
     )
     kafka_options: dict[str, str] = Field(
         default_factory=dict,
@@ -86,8 +86,8 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     allow_plaintext: bool = Field(
         default=False,
-        description="Send a Kafka login to a `remote` without TLS, because a service mesh encrypts "
-        "it.",
+        description="Allow a Kafka login to a `remote` without TLS, for a connection that a "
+        "service mesh encrypts.",
     )
 
     # A value of the wrong type may be a secret, which pydantic would show.
@@ -145,10 +145,10 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def spark_session(self) -> "SparkSession":
-        """The session. It starts at the first use, which takes seconds.
+        """The SparkSession. It starts at the first use, which takes seconds.
 
-        A session that was stopped, or that its Spark Connect server lost in a restart, is replaced
-        by one with the same id, by which any process of the group can end its work.
+        A session that was stopped, or lost in a restart of the Spark Connect server, is replaced.
+        The new session has the same id, with which any process of the group can stop its jobs.
 
         Raises:
             ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or
@@ -169,8 +169,8 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def stop_abandoned_work(self, run_id: str) -> None:
         """Stop all Spark jobs of a run whose process is gone, from any process.
 
-        The server then refuses further jobs of the run. Without Spark Connect, there is nothing to
-        do: the driver is a child of the run's process and ends with it.
+        The server then refuses further jobs of the run. Without Spark Connect, this does nothing:
+        the driver is a child of the run's process and ends with it.
 
         Raises:
             ConfigurationError: The server did not answer, so the jobs may still run.
@@ -185,7 +185,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             spark_jobs.interrupt(self._session, self._tag)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Store the run id. No session starts here: each tick of a sensor sets its resources up."""
+        """Store the run id. No session starts here, because each sensor tick sets up resources."""
         self._run_id = context.run.run_id if context.run else None
 
     @property

@@ -1,8 +1,8 @@
 """Cancel and end runs in threads: the member loop must never wait for a launcher.
 
 Dagster sends the request to the process that launched the run. A suspended process answers after a
-minute or never, and the member could not poll Kafka in that time. A thread that hangs for too long
-is replaced by a new one.
+minute or never, and the member could not poll Kafka in that time. If a thread hangs for too long, a
+new thread replaces it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 _Task: TypeAlias = "tuple[str, str, str]"
 """The operation, the run, and the last heartbeat of a dead run."""
 MAX_THREADS = 4
-"""Each of them writes to Dagster's storage, as the member does."""
+"""Each thread writes to Dagster's storage, as the member does."""
 SLOW_S = 5.0
-"""A task that takes longer waits for a launcher, and does not count towards `MAX_THREADS`."""
+"""If a task takes longer, it waits for a launcher, and does not count towards `MAX_THREADS`."""
 _MAX_SLOW = 12
 PATIENCE_S = 120.0
 _MAX_PATIENCE_S = 1920.0
@@ -37,10 +37,16 @@ MAX_REPLACED = 48
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
-    """Run a function in a daemon thread."""
+    """Run a function in a daemon thread; at the exit of the process, in the calling thread.
+
+    Raises:
+        RuntimeError: The process may start no more threads.
+    """
     try:
         threading.Thread(target=work, name=f"dagster_rebalance {name}", daemon=True).start()
-    except RuntimeError:  # the process is shutting down and starts no more threads
+    except RuntimeError as error:
+        if "shutdown" not in str(error):
+            raise
         work()
 
 
@@ -54,9 +60,10 @@ class RunCanceller:
 
     Args:
         runs: Ends a run, and waits for its end.
-        note: Receives a sentence about each failure, in any thread.
+        note: Receives a message about each failure, in any thread.
         ended: Receives the id of each dead run that was ended, in any thread.
-        start: Runs a function without waiting, given a name of the thread.
+        start: Runs a function without waiting, given a name of the thread. If it raises
+            RuntimeError, the tasks wait for the next call.
         clock: A monotonic clock.
     """
 
@@ -81,7 +88,7 @@ class RunCanceller:
         self._numbers = itertools.count()
 
     def cancel(self, run_ids: Iterable[str], *, only_unstarted: bool = False) -> None:
-        """Begin to cancel runs; with `only_unstarted`, those that have not started at that time."""
+        """Begin to cancel runs. If `only_unstarted`, skip runs that have started by then."""
         self._begin(
             ("taking back" if only_unstarted else "cancelling", run_id, "") for run_id in run_ids
         )
@@ -105,10 +112,18 @@ class RunCanceller:
                 f"{operation} run {run_id} hangs without an answer. It is retried in another thread"
             )
         for number in begun:
+            self._begin_thread(number)
+
+    def _begin_thread(self, number: int) -> None:
+        try:
             self._start("ending runs", partial(self._work, number))
+        except RuntimeError as error:
+            with self._lock:
+                del self._active[number]
+            self._note(f"no thread could be started to end runs: {error}")
 
     def _replace_hung(self, now: float) -> list[_Task]:
-        """Drop the threads that hang for too long. Return their tasks, which may be begun again."""
+        """Drop the threads that hang for too long. Return their tasks, which may be repeated."""
         hung = []
         for number, (task, since) in list(self._active.items()):
             patience_s = self._patience_s.get(task, PATIENCE_S) if task else float("inf")

@@ -1,8 +1,9 @@
-"""The selected assets of a run, and those that succeeded: users re-execute parts of runs.
+"""Which assets of its job a run selected, and which of them succeeded.
 
-The execution plan of a run names all steps of its job, and the selected steps. If assets were
-selected, the job of the run is itself only a part, and the other runs of the batch show the whole
-job. Asset checks are ignored.
+Users may re-execute a part of a run. A partial success must never count as the whole batch. The
+execution plan of a run has all steps of its job, and the selected steps. With an asset selection,
+Dagster stores a reduced job with the run; the whole job is found in other runs of the batch. Asset
+checks are ignored.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.run_snapshot import RunSnapshot
 
 UNKNOWN = "assets outside its asset selection"
+"""Stands in a list of assets for those that are not known."""
 _PLANS_KEPT = 1_000
 _DONE = {"SUCCESS", "SKIPPED"}
+"""Dagster skips a step if an upstream step has not yielded an optional output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,27 +44,29 @@ class Plan:
 
 
 class Coverage:
-    """The coverage of runs. Plans are read only for runs that may cover a part of their job."""
+    """The coverage of runs. Plans are read only for batches of which a run may cover a part."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
         self._plans: dict[str, Plan | None] = {}
 
-    def added(self, runs: Sequence[tuple[dg.DagsterRun, RunSnapshot]]) -> Iterable[RunSnapshot]:
+    def with_coverage(
+        self, runs: Sequence[tuple[dg.DagsterRun, RunSnapshot]]
+    ) -> Iterable[RunSnapshot]:
         """Return the runs, with their coverage if a run of the same batch succeeded in part."""
-        partial = {
+        partly_done = {
             seen.batch_id
             for run, seen in runs
-            if seen.has_succeeded and self._left_out(run, self._wholes(seen.batch_id, runs))
+            if seen.has_succeeded and self._left_out(run, self._assets_of_job(seen.batch_id, runs))
         }
         return [
-            self._with_parts(run, seen, self._wholes(seen.batch_id, runs))
-            if seen.batch_id in partial
+            self._run_with_coverage(run, seen, self._assets_of_job(seen.batch_id, runs))
+            if seen.batch_id in partly_done
             else seen
             for run, seen in runs
         ]
 
-    def _with_parts(
+    def _run_with_coverage(
         self, run: dg.DagsterRun, seen: RunSnapshot, whole: frozenset[str]
     ) -> RunSnapshot:
         plan = self._plan(run)
@@ -92,21 +97,18 @@ class Coverage:
         known = whole if plan.whole is None else plan.whole
         return tuple(sorted(known - plan.names)) if known else (UNKNOWN,)
 
-    def _wholes(
+    def _assets_of_job(
         self, batch_id: str, runs: Iterable[tuple[dg.DagsterRun, RunSnapshot]]
     ) -> frozenset[str]:
         """Return all assets of the job, from the runs of the batch that have the whole job."""
-        parts = [run for run, seen in runs if seen.batch_id == batch_id]
-        if not any(
-            run.asset_selection or run.asset_check_selection or run.resolved_op_selection
-            for run in parts
-        ):
-            return frozenset()  # each plan shows its own whole
-        plans = (self._plan(run) for run in parts)
+        runs_of_batch = [run for run, seen in runs if seen.batch_id == batch_id]
+        if not any(map(_has_reduced_job, runs_of_batch)):
+            return frozenset()  # each plan shows the whole job
+        plans = (self._plan(run) for run in runs_of_batch)
         return frozenset(name for plan in plans if plan and plan.whole for name in plan.whole)
 
     def _plan(self, run: dg.DagsterRun) -> Plan | None:
-        """Return the plan of a run, which never changes; None if Dagster has none."""
+        """Return the execution plan of a run, which never changes; None if Dagster has none."""
         if run.run_id not in self._plans:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
@@ -136,10 +138,9 @@ class Coverage:
 
 
 def _may_be_a_part(run: dg.DagsterRun) -> bool:
-    selections = (
-        run.step_keys_to_execute,
-        run.asset_selection,
-        run.asset_check_selection,
-        run.resolved_op_selection,
-    )
+    return run.step_keys_to_execute is not None or _has_reduced_job(run)
+
+
+def _has_reduced_job(run: dg.DagsterRun) -> bool:
+    selections = (run.asset_selection, run.asset_check_selection, run.resolved_op_selection)
     return any(selection is not None for selection in selections)

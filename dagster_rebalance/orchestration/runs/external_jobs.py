@@ -2,7 +2,7 @@
 
 External work counts as finished only when each `ExternalWork` of the user confirms it. A
 confirmation may take a minute, and neither a tick nor a run can wait that long. So threads call the
-user's code. A caller without a result after a moment gets an error, and calls again.
+user's code. If the result is not there within `WAIT_S`, the caller gets an error and calls again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ are checked again after a quarter of their timeout, and an answer may take longe
 class ExternalWork(Protocol):
     """Stops the work that a run has begun outside its process, such as jobs of a Pipes client.
 
-    `stop` is called before the batch of a run that did not succeed is requested again, by any
-    process of the group: the code server and streaming runs. Calls may be concurrent, and may be
-    repeated for a run without work. `ExternalJobs` implements the waiting.
+    Before the batch of an unsuccessful run is requested again, a process of the group (a code
+    server or a streaming run) calls `stop`. Calls may be concurrent, and may be repeated for a run
+    without work. `ExternalJobs` implements the waiting.
     """
 
     def stop(self, run_id: str) -> None:
@@ -52,7 +52,7 @@ class ExternalWork(Protocol):
 
 
 class ExternalJobs(ABC):
-    """External work in jobs that can be listed by the run that submitted them, and cancelled.
+    """External work in jobs that can be cancelled, and listed by the id of their run.
 
     Example:
         ```python
@@ -65,7 +65,7 @@ class ExternalJobs(ABC):
         ```
 
     Attributes:
-        limit_s: The time-out of one `stop`, in seconds. A failed call is repeated.
+        limit_s: The timeout of one `stop`, in seconds. A failed call is repeated.
         look_s: The interval at which `stop` lists the jobs, in seconds.
     """
 
@@ -76,7 +76,7 @@ class ExternalJobs(ABC):
     def active(self, run_id: str) -> Iterable[Any]:
         """List all jobs of a run that may be active, including jobs that are being cancelled.
 
-        Any error means that jobs may be active.
+        An error means that the jobs are unknown: the caller assumes that some are active.
         """
 
     @abstractmethod
@@ -127,8 +127,8 @@ class WorkStopper:
 
         Args:
             run_id: The run.
-            since: A time of the clock. Results of earlier calls are ignored, because the run has
-                begun more work since. None for a dead run, which begins no more work.
+            since: A time of the clock. Results of calls before it are ignored, because the run has
+                begun more work since then. None for a dead run, which begins no more work.
         """
         oldest = self._clock() - FRESH_S if since is None else since
         with self._changed:

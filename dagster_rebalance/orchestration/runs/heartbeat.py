@@ -1,7 +1,7 @@
 """The heartbeat of a run, which is the run's side of its lease.
 
-A member that reads no new heartbeat for `heartbeat_timeout_s` requests the batch again. This
-process must end before. If it could send no heartbeat for two thirds of that time, by its own
+If a member reads no new heartbeat for `heartbeat_timeout_s`, it requests the batch again. The run's
+process must end before that. If it could send no heartbeat for two thirds of that time, by its own
 clock, or if its run has ended in Dagster or was deleted, it interrupts itself and its Spark jobs,
 and exits a sixth of that time later. The thread that watches the time makes no blocking call.
 `core.runs.liveness` is the member's side.
@@ -22,7 +22,7 @@ import dagster as dg
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.orchestration.runs import process, signals
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
-from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
+from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
 from dagster_rebalance.orchestration.storage.run_tags import (
     RunEvent,
     record_run_event,
@@ -42,24 +42,24 @@ _WORKING = {dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}
 _BEATS_PER_TIMEOUT = 6
 _CHECKS_PER_TIMEOUT = 30
 _LEASE = 2 / 3
-"""The part of the time-out after which a process without a heartbeat interrupts itself."""
+"""The part of the timeout after which a process without a heartbeat interrupts itself."""
 _GRACE = 1 / 6
-"""The part of the time-out between that interrupt and the exit of the process."""
+"""The part of the timeout between that interrupt and the exit of the process."""
 LAST_EVENT_LIMIT_S = 5.0
 """How long the end of a run waits for its last event to be recorded."""
 
 
 class Heartbeat:
-    """Sends heartbeats in one thread while a run works, and watches the time in another.
+    """Sends heartbeats in one thread while a run works, and watches the time in another thread.
 
-    A process that executes only this run continues to send them after its steps, until Dagster
-    shows the end of the run.
+    A process that executes only this run sends heartbeats after its steps, too, until Dagster shows
+    the end of the run.
 
     Args:
         instance: The instance of the run; the thread opens its own connection.
         run: The run.
         timeout_s: The `heartbeat_timeout_s` of the group.
-        limit_s: The limit of the steps. A run that exceeds it interrupts itself: a failed attempt.
+        limit_s: Time limit of the steps. A run that exceeds it interrupts itself: a failed attempt.
 
     Attributes:
         partitions: Returns the partitions for each heartbeat, as one word.
@@ -103,11 +103,11 @@ class Heartbeat:
         self._wake = threading.Event()
 
     def begin(self) -> None:
-        """Send the first heartbeat. From here on the run counts as finished only with proof.
+        """Send the first heartbeat. From then on the run counts as finished only with proof.
 
-        The heartbeat precedes the start check: if a run has ended in Dagster without BEGAN, its
-        process will still find that end in the check. BEGAN follows the heartbeat: if only the
-        heartbeat can be written, the process has not begun.
+        The heartbeat precedes the start check: if a run has ended in Dagster without BEGAN, the
+        start check in its process will still detect that end. BEGAN follows the heartbeat: if only
+        the heartbeat can be written, the process has not begun.
         """
         self._number = self._record_in_dagster().storage_id
         if RunEvent.BEGAN in run_events_of(self._instance, self._run.run_id):
@@ -133,15 +133,13 @@ class Heartbeat:
         return self._interrupted_because
 
     def why_too_late(self) -> str | None:
-        """Why others may consider this run dead before its work begins; None if they do not."""
+        """Why members may consider this run dead before its work begins; None if they do not."""
         silence = self._silence()
         return f"it {silence}, so another run may take over its work" if silence else None
 
     def record_claims(self, claims: Collection[Claimed]) -> None:
         """Record the run as the owner of its ranges, for members to find if the run is deleted."""
-        RangeOwners(self._instance).write(
-            RangeOwner(self._run.run_id, self._number, is_finished=False), claims
-        )
+        RangeOwners(self._instance).begin(self._run.run_id, self._number, claims)
         self._claims = claims
         self._record_in_dagster()
 
@@ -176,7 +174,7 @@ class Heartbeat:
         self._check_lease()
         self._wake.set()
         # A hanging storage must not block the end of a run. Without the event, a member waits for
-        # the time-out.
+        # the timeout.
         self._recorded.wait(LAST_EVENT_LIMIT_S)
         if not self._has_own_process:
             process.disown_children()
@@ -308,7 +306,7 @@ class Heartbeat:
                 process.end_hard()
 
     def _check_lease(self) -> bool:
-        """Interrupt this process if its lease has expired. Return whether it has."""
+        """Interrupt this process if its lease has expired. Return whether the lease has expired."""
         silence = self._silence()
         if silence and self._interrupted_at is None:
             self._is_cut_off = True

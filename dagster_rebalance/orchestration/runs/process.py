@@ -2,7 +2,7 @@
 
 Only Linux provides that proof, and only to an observer on the same machine, in the same PID
 namespace and with the same user. In all other cases the result is unknown. PIDs are reused, so the
-identity has the start time of the process.
+identity includes the start time of the process.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def is_of_one_run() -> bool:
 def end_hard() -> NoReturn:
     """End this process at once, with all of its threads.
 
-    A SIGKILL to itself would not do: in a container the process of a run usually has PID 1, and the
-    kernel ignores a SIGKILL from inside its namespace.
+    A SIGKILL to itself is not enough: in a container the process of a run usually has PID 1, and
+    the kernel ignores a SIGKILL from inside its namespace.
     """
     os._exit(_KILLED)
 
 
 def _local(process: str) -> tuple[int, str] | None:
-    """Return the PID and the start time of a process of this machine; None of any other one."""
+    """Return the PID and the start time of a process on this machine; None for other machines."""
     place, *numbers = process.rsplit(":", 2)
     if len(numbers) != len(("pid", "started")) or not identity().startswith(f"{place}:"):
         return None

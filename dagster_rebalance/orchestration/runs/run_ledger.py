@@ -1,7 +1,7 @@
-"""The run ledger: queries of Dagster's runs for the core, and commands of a member to them.
+"""The run ledger: queries of Dagster's runs for the core, and a member's commands to these runs.
 
-Runs are queried by one tag only: with two tags, a query took 11 s on SQLite with 10,000 runs, and
-with one tag milliseconds.
+Runs are queried by one tag only: on SQLite with 10,000 runs, a query by two tags took 11 s, and a
+query by one tag milliseconds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dagster_rebalance.orchestration.storage.heartbeats import (
     timeout_in,
 )
 from dagster_rebalance.orchestration.storage.range_owners import (
-    AbandonedClaims,
     RangeOwners,
+    StreamingRunRecords,
     stream_batches,
 )
 from dagster_rebalance.orchestration.storage.run_tags import (
@@ -101,10 +101,10 @@ class RunLedger:
     """The runs of one group in one Dagster instance.
 
     Args:
-        instance: Dagster.
-        group_id: The group.
-        own_job: The job of this member; None for a reader.
-        stop_work: Stops the Spark jobs and external work of a run, which may outlive its process.
+        instance: The Dagster instance.
+        group_id: The consumer group.
+        own_job: The job of this member; None for read-only use.
+        stop_work: Stops the Spark jobs and external work of a run whose process has ended.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RunLedger:
         self._stop_work = stop_work
         self._heartbeats = Heartbeats(instance)
         self._owners = RangeOwners(instance)
-        self._abandoned = AbandonedClaims(instance)
+        self._streaming_runs = StreamingRunRecords(instance)
         self._failures = FailureNotes(instance, group_id)
         self._errors: OrderedDict[str, str] = OrderedDict()
         self._deleted_claims: dict[str, list[Claimed]] = {}
@@ -167,7 +167,7 @@ class RunLedger:
             )
             for record in sorted(unique.values(), key=lambda record: record.storage_id)
         ]
-        seen = tuple(self._coverage.added(runs))
+        seen = tuple(self._coverage.with_coverage(runs))
         claimed = tuple(claims)
         return (
             *self._streams(claimed),  # older than any per-batch run of the same batch
@@ -216,12 +216,16 @@ class RunLedger:
             return
         records = self._instance.get_run_records(dg.RunsFilter(run_ids=sorted(wanted)))
         runs = {record.dagster_run.run_id: self._seen_alone(record) for record in records}
-        outcomes, begun = self._abandoned.read(batches), self._abandoned.start_times(wanted)
+        runs |= {run_id: self._deleted_stream(run_id) for run_id in sorted(wanted - runs.keys())}
+        outcomes, begun = (
+            self._streaming_runs.read(batches),
+            self._streaming_runs.start_times(wanted),
+        )
         failed = self._failures.read(range_ for _, range_ in batches)
         for claim, batch in batches.items():
-            run = runs.get(batch.run_id) or self._deleted_stream(batch.run_id)
             at = begun.get(claim[0])
-            run = replace(run, working_s=None if at is None else max(0.0, time.time() - at))
+            working_s = None if at is None else max(0.0, time.time() - at)
+            run = replace(runs[batch.run_id], working_s=working_s)
             seen = batch.as_runs((claim[1],), run, outcomes.get(claim))
             yield from with_error(seen, failed.get(claim[1]))
 
@@ -232,7 +236,7 @@ class RunLedger:
     def written_off(self) -> tuple[RunSnapshot, ...]:
         """Return the runs of the group that ended in Dagster without FINISHED from their process.
 
-        Only runs that ended in the last two days are read: older ones were silent for long enough.
+        Only runs that ended in the last two days are read: older runs are long without a heartbeat.
         """
         # In UTC. Postgres may store times of another zone; two days cover the difference.
         since = datetime.now(timezone.utc) - _LONGEST_SILENCE
@@ -259,7 +263,7 @@ class RunLedger:
         return self._heartbeats.read({run_id: number}).get(run_id, default)
 
     def _deleted_stream(self, run_id: str) -> RunSnapshot:
-        number = self._abandoned.number(run_id)
+        number = self._streaming_runs.storage_id(run_id)
         heartbeat = "" if number is None else self._heartbeat(run_id, number)
         if not heartbeat:
             return RunSnapshot(run_id, "", (), RunState.FAILED)
@@ -276,30 +280,30 @@ class RunLedger:
         )
 
     def record_outcomes(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
-        """Record how the work on claims ended, for their next owners."""
-        self._abandoned.record(outcomes)
+        """Record the outcomes of claims, for their next owners."""
+        self._streaming_runs.record(outcomes)
 
     def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
         """Record for how long a streaming run has worked on a batch."""
-        self._abandoned.record_start(run_id, batch_id, time.time() - seconds)
+        self._streaming_runs.record_start(run_id, batch_id, time.time() - seconds)
 
     def _deleted(self, claims: Iterable[Claimed], known: Collection[str]) -> Iterable[RunSnapshot]:
-        """Yield the runs that are recorded as owners of claims, and are not in Dagster any more."""
+        """Yield the runs that are recorded as owners of claims, but are no longer in Dagster."""
         owners = {
             claim: owner
             for claim, owner in self._owners.read(claims).items()
             if owner.run_id not in known
         }
         deleted = {
-            owner.run_id: owner
-            for owner in owners.values()
-            if self._instance.get_run_by_id(owner.run_id) is None
+            run_id: owner
+            for run_id, owner in {owner.run_id: owner for owner in owners.values()}.items()
+            if self._instance.get_run_by_id(run_id) is None
         }
         self._deleted_claims |= {
             run_id: [claim for claim, owner in owners.items() if owner.run_id == run_id]
             for run_id in deleted
         }
-        heartbeats = self._heartbeats.read({o.run_id: o.number for o in deleted.values()})
+        heartbeats = self._heartbeats.read({o.run_id: o.storage_id for o in deleted.values()})
         for run_id, owner in deleted.items():
             heartbeat = heartbeats.get(run_id, "")
             yield RunSnapshot(
@@ -336,16 +340,16 @@ class RunLedger:
         return escaped("\ncaused by: ".join(messages))
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Cancel a run, after TAKEN_BACK is recorded: this is no failed attempt.
+        """Cancel a run, after TAKEN_BACK is recorded, so that it is not a failed attempt.
 
         A launcher can cancel a run during its launch, for example by deleting a pending pod.
-        Dagster's default launcher is not asked: it waits for the process while it holds a lock of
-        its code server, and no run starts in that time. Instead the process reads STOP among its
-        run events, and interrupts itself.
+        Dagster's default launcher is not used: it waits for the process while it holds a lock of
+        its code server, and no run starts in that time. Instead, the process reads the run event
+        STOP, and interrupts itself.
 
         Args:
             run_id: The run.
-            only_unstarted: Whether to ignore a run that has started.
+            only_unstarted: Whether to skip a run that has started.
         """
         instance = self._instance
         run = instance.get_run_by_id(run_id)
@@ -409,8 +413,8 @@ class RunLedger:
     def _may_cancel(self, run: dg.DagsterRun, *, only_unstarted: bool) -> bool:
         """Whether to request the end of a run.
 
-        The request is repeated for a CANCELING run: a launcher sets that status before it asks the
-        process, and its request may then fail.
+        The request is repeated for a CANCELING run: a launcher sets that status before its request
+        to the process, which may then fail.
         """
         match run.status:
             case dg.DagsterRunStatus.STARTING:
@@ -431,8 +435,8 @@ class RunLedger:
     def end_dead(self, run_id: str, heartbeat: str) -> bool:
         """End a run whose process is gone or silent.
 
-        Its process ends first if it is on this machine, then its external work, then the run in
-        Dagster. So nothing of the run is left when its batch is requested again.
+        The run's process ends first (if it is on this machine), then its external work, then the
+        run in Dagster. So nothing of the run is left when its batch is requested again.
 
         Args:
             run_id: The run.
@@ -440,10 +444,10 @@ class RunLedger:
 
         Returns:
             Whether nothing of the run is left. A run that has sent another heartbeat is alive. If
-            it sent its first heartbeat before it was ended in Dagster, it may work, and stops when
-            it reads that end; if later, its start check reads it. A run without a heartbeat that is
-            not in Dagster any more may have begun and been deleted: the next query finds it as the
-            owner of its ranges.
+            the run sent its first heartbeat before it was ended in Dagster, it may work, and stops
+            when it reads that end. If it sent the heartbeat later, its start check reads the end. A
+            run without a heartbeat that is no longer in Dagster may have begun and been deleted:
+            the next query finds it as the owner of its ranges.
         """
         if self._has_other_heartbeat(run_id, heartbeat):
             return False
@@ -453,7 +457,7 @@ class RunLedger:
         run = self._instance.get_run_by_id(run_id)
         if run is None:
             self._owners.erase(run_id, self._deleted_claims.get(run_id, ()))
-            self._abandoned.forget(run_id)
+            self._streaming_runs.forget(run_id)
         self._free_slots(run_id)
         if run is None or run.status is dg.DagsterRunStatus.SUCCESS:
             return True
@@ -480,7 +484,7 @@ class RunLedger:
     def _end_process(self, run_id: str, heartbeat: str) -> None:
         """End the process of a run without heartbeats.
 
-        As in `cancel`, Dagster's default launcher is not asked: a killed or frozen process never
+        As in `cancel`, Dagster's default launcher is not used: a killed or frozen process never
         answers, so no run of its code location would start again.
         """
         run = self._instance.get_run_by_id(run_id)
@@ -499,9 +503,9 @@ class RunLedger:
             )
 
     def _has_other_heartbeat(self, run_id: str, heartbeat: str) -> bool:
-        """Whether a run has sent another heartbeat, or may have if it was deleted since."""
+        """Whether a run has sent another heartbeat, or may have sent one and been deleted since."""
         record = self._instance.get_run_record_by_id(run_id)
-        number = self._abandoned.number(run_id) if record is None else record.storage_id
+        number = self._streaming_runs.storage_id(run_id) if record is None else record.storage_id
         if number is None:
             return not heartbeat and run_id not in self._deleted_claims
         return self._heartbeat(run_id, number, default=heartbeat) != heartbeat
@@ -566,8 +570,8 @@ class RunLedger:
     def _will_be_retried(self, record: dg.RunRecord) -> bool:
         """Whether Dagster is about to retry a failed run.
 
-        Dagster sets the tag 20 to 30 ms after the failure. Until then, its setting for retries
-        decides. User code cannot read that of a Dagster+ deployment, so there only the tag counts.
+        Dagster sets the tag 20 to 30 ms after the failure. Until then, Dagster's setting for
+        retries decides. In Dagster+, user code cannot read this setting, so only the tag counts.
         """
         default = "true" if self._instance.run_retries_enabled else "false"
         if record.dagster_run.tags.get(_WILL_RETRY_TAG, default).lower() != "true":
@@ -577,7 +581,7 @@ class RunLedger:
 
 
 def _age_s(record: dg.RunRecord) -> float | None:
-    """Return the time since a run started, by the clocks of its process and of this one."""
+    """Return the time since a run started, by the clocks of its process and of this process."""
     return None if record.start_time is None else max(0.0, time.time() - record.start_time)
 
 
@@ -588,5 +592,5 @@ def _old_heartbeat(record: dg.RunRecord) -> str:
 
 
 def _number(text: str) -> int:
-    """Return the number in a tag; 0 if a user has replaced it by other text."""
+    """Return the number in a tag; 0 if a user has replaced the number by other text."""
     return int(text) if _NUMBER.fullmatch(text) else 0

@@ -3,11 +3,11 @@
 A run must not succeed after it was asked to end, even if an asset suppresses the exception: the
 client of dagster-databricks cancels its job and returns normally.
 
-A child that the body of a run forks is not the run. It inherits the stack and the handlers of the
+A child that an asset function forks is not the run. It inherits the stack and the handlers of the
 run. With Python handlers, CPython drops a signal that arrives right after the fork, and
 `multiprocessing.Pool` then waits forever for a worker that it terminated. A child that leaves the
-body by an exception or a return would report the end of a step that its parent still executes. So a
-child takes the default handlers, and exits where it leaves the body.
+asset function by an exception or a return would report the end of a step that its parent still
+executes. So a child takes the default handlers, and exits where it leaves the asset function.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEFAULTS: dict[signal.Signals, Any] = {
     signal.SIGUSR2: signal.SIG_DFL,
 }
 _RUN_PACKAGES = frozenset({"dagster", "dagster_rebalance"})
-"""The packages whose handlers belong to a run. A child keeps those of the user."""
+"""The packages whose signal handlers belong to a run. A child keeps the user's handlers."""
 _STEP_ENDS = frozenset(
     {
         dg.DagsterEventType.STEP_OUTPUT.value,
@@ -52,7 +52,7 @@ _registered = threading.Event()
 def has_ended_a_step(instance: dg.DagsterInstance, run_id: str) -> bool:
     """Whether a step of a run ended because its process was asked to end.
 
-    The events are the same if a user cancelled the run; only the status of the run differs.
+    If a user cancelled the run, the events are the same, and only the status of the run differs.
     """
     entries = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     errors = [e.dagster_event.step_failure_data.error for e in entries if e.dagster_event]
@@ -96,7 +96,7 @@ class Interruptions:
 
 @contextmanager
 def isolate_forks(instance: dg.DagsterInstance) -> Iterator[None]:
-    """Isolate children that a body forks from its run, which reports to `instance`."""
+    """Isolate children that an asset function forks from the run, which reports to `instance`."""
     if not _registered.is_set():  # hooks cannot be removed, so each process registers one set
         _registered.set()
         os.register_at_fork(before=_before, after_in_parent=_restore, after_in_child=_in_child)

@@ -1,20 +1,26 @@
-"""The commits of a group, as materialisations of its offsets asset.
+"""The commits of a group, as materializations of its offsets asset.
 
-This module defines the format of their metadata. One materialisation may record several commits.
-Materialisations that users report without offsets are ignored.
+This module defines the format of their metadata. One materialization may record several commits.
+Materializations that users report without offsets are ignored.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_rebalance.core.model.commands import recorded_commits
+from dagster_rebalance.core.model.commit_parts import CommitPart, unpacked
 from dagster_rebalance.core.model.events import LastRecorded
 from dagster_rebalance.core.model.offsets import MAX_OFFSET, OffsetRange
-from dagster_rebalance.core.operators.rerun_selection import ProcessedRange, joined_ranges
+from dagster_rebalance.core.operators.rerun_selection import (
+    ProcessedRange,
+    joined_ranges,
+    shown_ranges,
+)
+from dagster_rebalance.core.reporting.joined_ranges import unpacked_ranges
+from dagster_rebalance.core.runs.stream_batch import number_of
 from dagster_rebalance.orchestration.storage.run_tags import ranges_in
 
 if TYPE_CHECKING:
@@ -28,23 +34,29 @@ _SHOWN_READ = 1_000
 """The limit of events to read: a run may have made many commits after those of a late record."""
 _PARTITIONS_PER_QUERY = 500
 _COMMITS_READ = 10
-"""The last commit may be older than some materialisations that users reported."""
+"""The last commit may be older than some materializations that users reported."""
 
 
 def materialisation(
-    commit: RecordCommit, offsets: dg.AssetKey, member: str
+    commit: RecordCommit, offsets: dg.AssetKey, member: str, committed_at: float | None = None
 ) -> dg.AssetMaterialization:
-    """Return the record of a commit in the offsets asset; `member` is the committing member."""
+    """Return the record of a commit in the offsets asset.
+
+    Args:
+        commit: The commit.
+        offsets: The offsets asset of the group.
+        member: The committing member.
+        committed_at: Time of the last commit in seconds since 1970, unless that is the time of the
+            record.
+    """
     partition = commit.range.topic_partition
     metadata: dict[str, Any] = {
         "start": commit.range.start,
         "until": commit.range.until,
         "offsets": len(commit.range),
-        "dagster/uri": f"kafka://{partition.topic}/{partition.partition}",
         "lag": commit.lag,
         "run": dg.MetadataValue.dagster_run(commit.run_id),
         "batch": commit.batch_id,
-        "epoch": commit.epoch,
         "member": member,
     }
     if commit.claim_to_commit_s is not None:
@@ -53,11 +65,13 @@ def materialisation(
         metadata["drain_seconds"] = round(commit.drain_s, 3)
     if commit.is_late:
         metadata["recorded_late"] = True
+    if committed_at is not None:
+        metadata["committed_at"] = dg.MetadataValue.timestamp(committed_at)
     description = f"{commit.range} committed"
     if commit.joined:
-        metadata["commits"] = len(commit.ends)
-        metadata["joined"] = dg.MetadataValue.json(_ends_by_run(commit.joined))
-        description = f"{description} in {len(commit.ends)} commits"
+        metadata["commits"] = commit.commits
+        metadata["joined"] = dg.MetadataValue.json(_packed(commit, committed_at))
+        description = f"{description} in {commit.commits} commits"
     if commit.is_dead_letter:
         metadata["dead_letter"] = True
         description = (
@@ -69,37 +83,59 @@ def materialisation(
     )
 
 
+def _packed(commit: RecordCommit, committed_at: float | None) -> dict[str, object]:
+    ahead_s = None
+    if committed_at is not None and commit.committed_at is not None:
+        ahead_s = committed_at - commit.committed_at
+    packed = commit.joined.packed(ahead_s)
+    return {"runs": packed.runs, "at": packed.first_at, "parts": packed.text}
+
+
 def metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
-    """Return the metadata of a materialisation."""
+    """Return the metadata of a materialization."""
     event = record.asset_materialization
     return {} if event is None else {name: value.value for name, value in event.metadata.items()}
 
 
 def commits_in(metadata: Mapping[str, object]) -> Iterator[tuple[int, int, str]]:
-    """Return the commits of a record: their common start, the end of each, and its run."""
-    start, until, run_id, joined = (
-        metadata.get(name) for name in ("start", "until", "run", "joined")
-    )
-    if isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str):
-        yield from recorded_commits(start, (*_joined_ends(joined), (until, run_id)))
+    """Return the commits of a record, each with the common start, its end and its run."""
+    start = metadata.get("start")
+    parts = parts_in(metadata)
+    if isinstance(start, int) and parts:
+        yield from recorded_commits(start, ((part.until, part.run_id) for part in parts))
 
 
-def _ends_by_run(ends: Iterable[tuple[int, str]]) -> dict[str, list[int]]:
-    """Return the ends of the commits of each run: a streaming run makes many."""
-    by_run: dict[str, list[int]] = {}
-    for end, run_id in ends:
-        by_run.setdefault(run_id, []).append(end)
-    return by_run
+def parts_in(metadata: Mapping[str, object]) -> list[CommitPart]:
+    """Return the commits of a record in order; empty if it has no offsets."""
+    start, until, run_id = (metadata.get(name) for name in ("start", "until", "run"))
+    if not (isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str)):
+        return []
+    at = metadata.get("committed_at")
+    number = number_of(str(metadata.get("batch")))
+    last = CommitPart(until, run_id, number, number, at if isinstance(at, float) else None)
+    return [*_earlier_parts(metadata.get("joined")), last]
 
 
-def _joined_ends(joined: object) -> list[tuple[int, str]]:
-    """Return the ends of `_ends_by_run`, or of the list of pairs of earlier versions, in order."""
+def _earlier_parts(joined: object) -> list[CommitPart]:
+    """Return the commits of `_packed`, or of the formats of earlier versions, in order.
+
+    Earlier versions stored `{run: [end, ...]}`, and before that `[[end, run], ...]`.
+    """
     pairs: list[tuple[object, object]] = []
+    if isinstance(joined, dict) and isinstance(joined.get("parts"), str):
+        at = joined.get("at")
+        try:
+            runs = list(map(str, _items(joined.get("runs"))))
+            first_at = at if isinstance(at, float) else None
+            return list(unpacked(joined["parts"], runs, first_at))
+        except ValueError:  # changed by a user
+            return []
     if isinstance(joined, dict):
         pairs = [(end, run) for run, ends in joined.items() for end in _items(ends)]
     elif isinstance(joined, list):
         pairs = [(each[0], each[1]) for each in joined if len(_items(each)) == 2]  # noqa: PLR2004 - a pair
-    return sorted((end, str(run)) for end, run in pairs if isinstance(end, int))
+    parts = (CommitPart(end, str(run)) for end, run in pairs if isinstance(end, int))
+    return sorted(parts, key=lambda part: part.until)
 
 
 def _items(value: object) -> list[object]:
@@ -108,11 +144,10 @@ def _items(value: object) -> list[object]:
 
 def newest(
     instance: dg.DagsterInstance, offsets: dg.AssetKey, partition: TopicPartition
-) -> Iterator[dict[str, object]]:
-    """Return the metadata of the last records of a partition, newest first."""
+) -> Sequence[dg.EventLogRecord]:
+    """Return the last records of a partition, newest first."""
     records = dg.AssetRecordsFilter(asset_key=offsets, asset_partitions=[str(partition)])
-    page = instance.fetch_materializations(records, limit=_COMMITS_READ)
-    yield from map(metadata_of, page.records)
+    return instance.fetch_materializations(records, limit=_COMMITS_READ).records
 
 
 def last_recorded(
@@ -120,14 +155,16 @@ def last_recorded(
 ) -> dict[TopicPartition, LastRecorded]:
     """Return the last recorded commit of each partition that has one.
 
-    This takes two queries per 500 partitions, and one for each partition whose last materialisation
-    has no offset.
+    This takes two queries per 500 partitions, and one query for each partition whose last
+    materialization has no offset.
     """
     result: dict[TopicPartition, LastRecorded] = {}
     for start in range(0, len(partitions), _PARTITIONS_PER_QUERY):
         part = partitions[start : start + _PARTITIONS_PER_QUERY]
         for partition, metadata in _newest_of_each(instance, offsets, part).items():
-            last = _last_in([metadata]) or _last_in(newest(instance, offsets, partition))
+            last = _last_in([metadata]) or _last_in(
+                map(metadata_of, newest(instance, offsets, partition))
+            )
             if last is not None:
                 result[partition] = last
     return result
@@ -136,7 +173,7 @@ def last_recorded(
 def _newest_of_each(
     instance: dg.DagsterInstance, offsets: dg.AssetKey, partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, dict[str, object]]:
-    """Return the metadata of the last materialisation of each partition that has one."""
+    """Return the metadata of the last materialization of each partition that has one."""
     named = {str(partition): partition for partition in partitions}
     kind = dg.DagsterEventType.ASSET_MATERIALIZATION
     ids = instance.get_latest_storage_id_by_partition(offsets, kind, set(named))
@@ -149,7 +186,7 @@ def _newest_of_each(
 
 
 def _last_in(records: Iterable[Mapping[str, object]]) -> LastRecorded | None:
-    """Return the first of the records that has an offset."""
+    """Return the first of the records with an offset."""
     return next(
         (
             LastRecorded(until, str(record.get("run", "")))
@@ -171,11 +208,11 @@ def processed(
     """Return the committed ranges of a partition, newest first.
 
     Args:
-        instance: Dagster.
+        instance: The Dagster instance.
         offsets: The offsets asset of the group.
         partition: The partition.
-        start: Stop once the commits reach back to this offset.
-        since: Stop at records made more than a second before this time, in seconds since 1970.
+        start: Stop when the commits reach back to this offset.
+        since: Stop at records from more than a second before this time, in seconds since 1970.
     """
     wanted = dg.AssetRecordsFilter(
         asset_key=offsets,
@@ -201,38 +238,71 @@ def _processed_in(
 ) -> Iterator[ProcessedRange]:
     """Return the ranges of one record, newest first."""
     metadata = metadata_of(record)
-    commits = sorted(commits_in(metadata))
-    ends = [commits[0][0], *(until for _, until, _ in commits)] if commits else []
-    try:
-        ranges = [
-            OffsetRange(partition.topic, partition.partition, start, until)
-            for start, until in pairwise(ends)
-        ]
-    except ValueError:  # reported by a person
+    is_late = metadata.get("recorded_late") is True
+    found: list[ProcessedRange] = []
+    start = metadata.get("start")
+    if not isinstance(start, int):
         return
-    is_whole = True
-    if ranges and metadata.get("recorded_late") is True:
-        parts = _parts(instance, ranges[-1], metadata)
-        is_whole, ranges = bool(parts), [*(parts or ranges)]
-    for range_ in reversed(ranges):
-        yield ProcessedRange(range_, record.timestamp, is_whole)
+    parts = parts_in(metadata)
+    try:
+        for part in parts:
+            range_ = OffsetRange(partition.topic, partition.partition, start, part.until)
+            start = part.until
+            at = record.timestamp if part.at is None else part.at
+            if part.commits == 1 and not (is_late and part is parts[-1]):
+                found.append(ProcessedRange(range_, at))
+                continue
+            ranges = ranges_of_commit(instance, range_, part.run_id, str(metadata.get("batch")))
+            found += [ProcessedRange(one, at, bool(ranges)) for one in ranges or (range_,)]
+    except ValueError:  # reported by a user
+        return
+    yield from reversed(found)
 
 
-def _parts(
-    instance: dg.DagsterInstance, commit: OffsetRange, metadata: Mapping[str, object]
+def ranges_of_commit(
+    instance: dg.DagsterInstance,
+    commit: OffsetRange,
+    run_id: str,
+    batch_id: str,
+    outputs: Sequence[dg.EventLogRecord] | None = None,
 ) -> tuple[OffsetRange, ...]:
-    """Return the ranges that a late record covers, as its run shows them; empty if unknown."""
-    run = instance.get_run_by_id(str(metadata.get("run")))
+    """Return the ranges of a late record or of merged commits, as the run shows them.
+
+    Empty if they are unknown. `outputs` are the `newest_outputs` of the run, unless they are to be
+    read.
+    """
+    run = instance.get_run_by_id(run_id)
     if run is None:
         return ()
-    ranges = ranges_in(run.run_config, str(metadata.get("batch")))
+    ranges = ranges_in(run.run_config, batch_id)
     if ranges:
         return (commit,) if commit in ranges else ()
-    # A streaming run materialises its assets with the ranges of each batch before it commits them.
-    records = instance.get_records_for_run(
-        run.run_id,
+    # A streaming run materializes its assets with the ranges of their batches.
+    records = newest_outputs(instance, run_id)[0] if outputs is None else outputs
+    shown = (one for record in records for one in shown_in(metadata_of(record)))
+    return joined_ranges(commit, [range_ for range_, count in shown if count == 1])
+
+
+def newest_outputs(
+    instance: dg.DagsterInstance, run_id: str
+) -> tuple[Sequence[dg.EventLogRecord], bool]:
+    """Return the last materializations of a run, newest first, and whether it has more."""
+    page = instance.get_records_for_run(
+        run_id,
         of_type=dg.DagsterEventType.ASSET_MATERIALIZATION,
         limit=_SHOWN_READ,
         ascending=False,
-    ).records
-    return joined_ranges(commit, [str(metadata_of(record).get("ranges")) for record in records])
+    )
+    return page.records, page.has_more
+
+
+def shown_in(metadata: Mapping[str, object]) -> Iterator[tuple[OffsetRange, int]]:
+    """Yield the ranges in a materialization of a user's asset, of one batch or of several.
+
+    Each range comes with the number of ranges that are merged in it.
+    """
+    for one in shown_ranges(str(metadata.get("ranges"))):
+        yield one, 1
+    joined = metadata.get("joined")
+    if isinstance(joined, dict) and isinstance(joined.get("ranges"), str):
+        yield from unpacked_ranges(joined["ranges"])

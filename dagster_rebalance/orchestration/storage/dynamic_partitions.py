@@ -1,8 +1,8 @@
-"""Records of a group that are kept as dynamic partitions without an asset.
+"""Records of a group that are stored as dynamic partition keys without an asset.
 
-Dagster adds such a partition without touching the others, returns all of them in one query and in
-the order in which they were added, and never deletes one. No page and no request of its API can
-change them. Observations can be wiped, and key-values lose concurrent writes.
+Dagster adds such a key without a change of the others, returns all keys in one query and in the
+order in which they were added, and never deletes a key. No page and no request of Dagster's API can
+change the keys. Observations can be wiped, and key-values lose concurrent writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DirectiveStore:
         self._name = name
 
     def read(self) -> tuple[Directive, ...]:
-        """Return all directives that may be in force, oldest first."""
+        """Return all directives that may apply, oldest first."""
         return tuple(map(_read_directive, self._instance.get_dynamic_partitions(self._name)))
 
     def add(self, directives: Iterable[Directive]) -> None:
@@ -43,7 +43,7 @@ class DirectiveStore:
         self._instance.add_dynamic_partitions(self._name, texts)
 
     def tidy(self, *, before: float = 0.0) -> None:
-        """Remove directives that can never be in force again, and those given before a time."""
+        """Remove directives that can never apply again, and directives from before a time."""
         texts = self._instance.get_dynamic_partitions(self._name)
         directives = [_read_directive(text) for text in texts]
         expired = {index for index, one in enumerate(directives) if one.at < before}
@@ -67,7 +67,7 @@ class RerunStore:
         self._instance.add_dynamic_partitions(self._name, list(map(_rerun_text, batches)))
 
     def remove(self, batches: Iterable[RerunBatch]) -> None:
-        """Remove batches; missing ones are ignored."""
+        """Remove batches; ignore batches that are not stored."""
         for batch in batches:
             self._instance.delete_dynamic_partition(self._name, _rerun_text(batch))
 
@@ -89,12 +89,12 @@ class JobName(NamedTuple):
 
 
 class GroupJobs:
-    """The jobs of one group: those that the sensors of its members request runs of.
+    """The jobs of one group, of which the members' sensors request runs.
 
-    A member adds its own job before it looks at any run, and no member removes one, so the runs of
-    a former owner with another job are adopted. Runs of any other job are ignored: their tags may
-    be copied, or set in the launchpad. The code location is no part of the name: the same job
-    counts in all of them, such as blue and green. Otherwise a renamed location, or a member of
+    A member adds its own job before it reads any run, and no member removes a job, so the runs of a
+    former owner with another job are adopted. Runs of any other job are ignored: their tags may be
+    copied, or set in the launchpad. The code location is not part of the name: the same job counts
+    in all code locations, such as blue and green. Otherwise a renamed location, or a member of
     0.1.0, which adds no job, would have two runs on one range.
     """
 
@@ -107,9 +107,9 @@ class GroupJobs:
         self._known: frozenset[str] = frozenset()
 
     def have(self, run: dg.DagsterRun) -> bool:
-        """Whether the job of a run is one of the group.
+        """Whether the job of a run is a job of the group.
 
-        Before the first member, all jobs are, because nothing is committed for them yet.
+        Before the first member, all jobs are, because nothing is committed for the group yet.
         """
         wanted = json.dumps(JobName.of(run))
         if wanted not in self._known:
@@ -119,7 +119,7 @@ class GroupJobs:
     def add_own(self) -> None:
         """Add the member's own job, once.
 
-        Call it before the first claim: other members find the runs of this one by its job.
+        Call this method before the first claim: other members find this member's runs by the job.
         """
         if self._own_job is not None:
             self._instance.add_dynamic_partitions(self._name, [json.dumps(self._own_job)])

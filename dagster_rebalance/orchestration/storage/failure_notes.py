@@ -1,7 +1,7 @@
 """Failure notes: the error of the last failed attempt on a range, for members and commands.
 
 A streaming run keeps the errors of its batches in memory, and each deploy replaces the run. So the
-run stores them as key-values, one per range. In Dagster+, which has no key-values, the error is
+run also stores the errors as key-values, one per range. Dagster+ has no key-values: the error is
 only in the log of the run. This module also formats the text of an error.
 """
 
@@ -29,7 +29,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>[0-9]+), in (?P<function>.*)')
 _MAX_CAUSES = 20
 _DAGSTER_WRAPPERS = frozenset({"DagsterExecutionStepExecutionError", "SensorExecutionError"})
-"""Dagster raises these from the error of an asset or a sensor, which is their cause."""
+"""Dagster raises these errors from the error of an asset or a sensor, which is their cause."""
 
 
 class ErrorInfo(Protocol):
@@ -49,7 +49,7 @@ class ErrorInfo(Protocol):
 
     @property
     def cause(self) -> ErrorInfo | None:
-        """The error that it was raised from."""
+        """The error that this error was raised from."""
 
 
 class FailureNotes:
@@ -85,7 +85,7 @@ class FailureNotes:
 
 
 def text_of_error(error: BaseException) -> str:
-    """Return the text of an error that the body of a streaming run raised."""
+    """Return the text of an error that an asset function raised in a streaming run."""
     first, *causes = islice(_causes(error), _MAX_CAUSES)
     # The frames of an exception group are those of the library that collects its errors.
     raised = next((one for one in (first, *causes) if not _members(one)), first)
@@ -102,7 +102,7 @@ def text_of_error(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Return an error, then the errors of its group or the error that it was raised from."""
+    """Yield an error, then the errors in its group or the error that it was raised from."""
     yield error
     cause = error.__cause__
     for one in _members(error) or ([] if cause is None else [cause]):

@@ -1,14 +1,15 @@
-"""Heartbeats: text that the process of a run writes repeatedly, and members compare.
+"""Heartbeats of runs: text that the process of a run writes repeatedly, and members compare.
 
 Runs share a fixed number of key-values, by their storage ids. If a run that starts ten thousand
-runs later takes a slot, the earlier run takes it back with its next heartbeat. In Dagster+, which
-has no key-values, a heartbeat is an event in the log of its run.
+runs later overwrites the slot of a run, the earlier run overwrites it again with its next
+heartbeat. In Dagster+, without key-values, a heartbeat is an event in the log of its run.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -17,14 +18,15 @@ from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.orchestration.storage.key_values import KeyValues, owned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 SLOTS = 10_000
 _NO_PARTITIONS = "-"
 _TOPIC = r"[A-Za-z0-9._-]+:[0-9]+(?:,[0-9]+)*"
 _NUMBER = r"[0-9]+(?:/(?P<timeout_s>[0-9]+(?:\.[0-9]+)?(?:e\+[0-9]+)?))?"
-"""The number of the heartbeat, and the time-out of its run."""
-_HEARTBEAT = re.compile(rf"{_NUMBER} (?P<partitions>{_NO_PARTITIONS}|{_TOPIC}(?:;{_TOPIC})*) [^ ]+")
+"""The number of the heartbeat, and the timeout of its run."""
+_PARTITIONS = re.compile(rf"{_NO_PARTITIONS}|{_TOPIC}(?:;{_TOPIC})*")
+_TEXTS_KEPT = 32
 _EVENT_PREFIX = "dagster_rebalance sign of life: "
 
 
@@ -36,7 +38,7 @@ class Heartbeats:
         self._values = KeyValues(instance)
 
     def record(self, run: dg.DagsterRun, number: int, heartbeat: str) -> None:
-        """Replace the last heartbeat of a run, whose storage id is `number`."""
+        """Replace the last heartbeat of a run; `number` is the storage id of the run."""
         if not self._values.set(_key(number), f"{run.run_id} {heartbeat}"):
             self._instance.report_engine_event(f"{_EVENT_PREFIX}{heartbeat}", run)
 
@@ -55,8 +57,12 @@ class Heartbeats:
         return texts[-1] if texts else ""
 
 
-def format_partitions(partitions: Iterable[TopicPartition]) -> str:
-    """Return partitions as a part of a heartbeat: `orders:0,1;payments:3`."""
+@lru_cache(maxsize=1)
+def format_partitions(partitions: frozenset[TopicPartition]) -> str:
+    """Format partitions for the heartbeat of a run: `orders:0,1;payments:3`, or `-` for none.
+
+    Heartbeats mostly name the same partitions. A frozen set computes its hash only once.
+    """
     numbers: defaultdict[str, list[int]] = defaultdict(list)
     for partition in sorted(partitions):
         numbers[partition.topic].append(partition.partition)
@@ -66,12 +72,20 @@ def format_partitions(partitions: Iterable[TopicPartition]) -> str:
 
 def partitions_in(heartbeat: str) -> frozenset[TopicPartition] | None:
     """Return the partitions that a streaming run may process; None if the heartbeat names none."""
-    match = _HEARTBEAT.fullmatch(heartbeat)
-    if match is None:
+    number, _, rest = heartbeat.partition(" ")
+    text, _, process = rest.partition(" ")
+    is_complete = re.fullmatch(_NUMBER, number) and process and " " not in process
+    return _partitions_in(text) if is_complete else None
+
+
+@lru_cache(maxsize=_TEXTS_KEPT)
+def _partitions_in(text: str) -> frozenset[TopicPartition] | None:
+    """Return the partitions of a heartbeat. Consecutive heartbeats of a run name the same."""
+    if _PARTITIONS.fullmatch(text) is None:
         return None
     return frozenset(
         TopicPartition(topic, int(number))
-        for part in match["partitions"].split(";")
+        for part in text.split(";")
         if part != _NO_PARTITIONS
         for topic, _, numbers in [part.partition(":")]
         for number in numbers.split(",")

@@ -22,7 +22,7 @@ _MAX_CAUSES = 10
 
 
 def slot_key(kind: str, name: str) -> str:
-    """Return the key that records of a kind with this name share with others."""
+    """Return the key for a record of this kind and name, which several records may share."""
     return f"dagster_rebalance/{kind}/{zlib.crc32(name.encode()) % SLOTS}"
 
 
@@ -43,13 +43,13 @@ class KeyValues:
         self._storage = instance.run_storage
 
     def fetch(self, keys: Iterable[str]) -> Mapping[str, str] | None:
-        """Return the stored values; None where Dagster has no key-values."""
+        """Return the stored values; None if Dagster has no key-values."""
         wanted = set(keys)
         stored: object = self._storage.get_cursor_values(wanted) if wanted else {}
         return stored if isinstance(stored, dict) else None
 
     def read(self, keys: Iterable[str]) -> Mapping[str, str]:
-        """Return the stored values; empty where Dagster has no key-values."""
+        """Return the stored values; empty if Dagster has no key-values."""
         return self.fetch(keys) or {}
 
     def read_owned(self, keys: Mapping[str, str]) -> dict[str, str]:
@@ -57,7 +57,7 @@ class KeyValues:
         return owned(self.read(keys.values()), keys)
 
     def set(self, key: str, value: str) -> bool:
-        """Write one value. Return False where Dagster has no key-values."""
+        """Write one value. Return False if Dagster has no key-values."""
         # The storage of Dagster+ returns an error instead of raising it.
         error: object = self._storage.set_cursor_values({key: value})
         return error is None
@@ -65,7 +65,7 @@ class KeyValues:
     def write(self, values: Mapping[str, str]) -> None:
         """Write several values, in two statements if possible.
 
-        On SQLite, Dagster drops new keys from a write that also has known ones.
+        On SQLite, Dagster drops new keys from a write that also has existing keys.
         """
         known = self.read(values).keys()
         for is_known in (True, False):
@@ -99,7 +99,7 @@ def _is_connection_error(error: BaseException) -> bool:
     """Whether SQLAlchemy raised an error for a connection.
 
     The class is not enough: Postgres also reports a row that is too large for an index as an
-    `OperationalError`. An error without a statement comes from opening a connection or a commit.
+    `OperationalError`. An error without a statement is from opening a connection or from a commit.
     """
     if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
         return True

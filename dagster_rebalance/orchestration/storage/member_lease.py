@@ -29,7 +29,7 @@ class MemberIdentity:
     """The process of a member.
 
     Attributes:
-        location: The code location; of a streaming run, with a part of its id appended.
+        location: The code location; for a streaming run, with a part of the run id appended.
         sensor: The sensor that requests the member, or that started the streaming run.
         incarnation: A unique name of this process.
         run_id: The streaming run that the process executes; empty for a code server.
@@ -52,7 +52,7 @@ class MemberIdentity:
 
 _UNKNOWN_HOLDER = "unknown"
 NO_MEMBER = MemberIdentity(location="", sensor="", incarnation="")
-"""The identity of a reader."""
+"""The identity of a process without a member, such as a command."""
 
 
 def notes_on_home(instance: dg.DagsterInstance) -> tuple[str, ...]:
@@ -66,9 +66,9 @@ def notes_on_home(instance: dg.DagsterInstance) -> tuple[str, ...]:
 
 
 class MemberLease:
-    """The process of a code location that is the member for a sensor, as one key-value.
+    """The lease of a sensor: the process that runs its member, as one key-value.
 
-    The member renews the lease repeatedly, so the replica that left detects whether it is alive.
+    The member renews the lease repeatedly, so a replica that left detects whether it is alive.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class MemberLease:
     def read(self) -> str:
         """Return the holder and the time of its last renewal; empty if the lease is free.
 
-        Where Dagster has no key-values, the lease counts as held: two replicas that both found it
+        If Dagster has no key-values, the lease counts as held: two replicas that both read it as
         free would hand the partitions to each other forever.
         """
         stored = self._values.fetch([self._key])

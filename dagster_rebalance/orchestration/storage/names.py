@@ -18,9 +18,9 @@ class GroupAssets:
     """The assets of a consumer group.
 
     Attributes:
-        offsets: Its committed offsets, with one partition per topic-partition.
-        group: Its members and holds.
-        lag: Its lag over time.
+        offsets: The asset for committed offsets, with one partition per topic-partition.
+        group: The asset for members and holds.
+        lag: The asset for the lag over time.
     """
 
     offsets: dg.AssetKey
@@ -63,8 +63,8 @@ class GroupAssets:
 def _key_part(group_id: str) -> str:
     """Return a group id as a part of an asset key.
 
-    Kafka accepts any text as a group id: slashes, quotes, line ends, thousands of characters. An id
-    that Dagster's selections and pages cannot take is cleaned, and a digest keeps it unique.
+    Kafka accepts any text as a group id: slashes, quotes, line ends, thousands of characters. If
+    Dagster's selections and pages cannot use an id, it is cleaned, and a digest keeps it unique.
     """
     if _PLAIN_PART.fullmatch(group_id):
         return group_id

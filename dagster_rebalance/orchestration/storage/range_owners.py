@@ -1,9 +1,9 @@
-"""Which run processes a claimed range, kept where deleting a run does not remove it.
+"""Records which run processes a claimed range. They survive the deletion of the run.
 
 When a user deletes a run, Dagster removes its tags, its events and its storage id, but its process
 may continue. So each run records its ranges before it processes them, and the owner of a partition
-reads the records of runs that are no longer in Dagster. Streaming runs also record how their work
-on abandoned claims ended. Dagster+ has no such records.
+reads the records of runs that are no longer in Dagster. Streaming runs also record the outcomes of
+abandoned claims. Dagster+ has no such records.
 """
 
 from __future__ import annotations
@@ -29,61 +29,74 @@ _CLAIMS_PER_SLOT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class RangeOwner:
+class ProcessingRun:
     """The run that last recorded a range.
 
     Attributes:
         run_id: The run.
-        number: Its id in Dagster's storage, by which its heartbeats are found.
+        storage_id: The storage id of the run, by which its heartbeats are found.
         is_finished: Whether its process has reported that it is finished.
     """
 
     run_id: str
-    number: int
+    storage_id: int
     is_finished: bool
 
 
 class RangeOwners:
-    """The range owners of all runs of an instance."""
+    """The range owners of all runs of an instance.
+
+    A record may be overwritten by that of another claim: all claims share a fixed number of
+    slots. Then a deleted run is not found, and `finish` records nothing for any claim of its run.
+    """
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._values = KeyValues(instance)
 
-    def write(self, owner: RangeOwner, claims: Collection[Claimed]) -> None:
-        """Record that a run is about to process all of its claims, or is finished with them."""
-        state = _FINISHED if owner.is_finished else _AT_WORK
-        text = " ".join([owner.run_id, str(owner.number), state, *map(_name, claims)])
-        self._values.write({_owner_key(claim): text for claim in claims})
+    def begin(self, run_id: str, storage_id: int, claims: Collection[Claimed]) -> None:
+        """Record that a run is about to process all of its claims."""
+        self._write(ProcessingRun(run_id, storage_id, is_finished=False), claims)
 
-    def finish(self, run_id: str, number: int, claims: Collection[Claimed]) -> None:
-        """Record that a run is finished with its claims, unless another run has taken any over."""
+    def _write(self, owner: ProcessingRun, claims: Collection[Claimed]) -> None:
+        state = _FINISHED if owner.is_finished else _AT_WORK
+        prefix = [owner.run_id, str(owner.storage_id), state]
+        # A slot names only the claims that share it: a batch may have a claim on each of a
+        # thousand partitions.
+        names: defaultdict[str, list[str]] = defaultdict(list)
+        for claim in claims:
+            names[_owner_key(claim)].append(_name(claim))
+        self._values.write({key: " ".join([*prefix, *found]) for key, found in names.items()})
+
+    def finish(self, run_id: str, storage_id: int, claims: Collection[Claimed]) -> None:
+        """Record that a run no longer processes its claims, unless another run took over any."""
         owners = self.read(claims)
         if all(claim in owners and owners[claim].run_id == run_id for claim in claims):
-            self.write(RangeOwner(run_id, number, is_finished=True), claims)
+            self._write(ProcessingRun(run_id, storage_id, is_finished=True), claims)
 
     def erase(self, run_id: str, claims: Iterable[Claimed]) -> None:
         """Erase the records of a run that has ended."""
         owners = self.read(claims)
         self._values.write({_owner_key(c): "" for c, o in owners.items() if o.run_id == run_id})
 
-    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, RangeOwner]:
-        """Return the owners of claimed ranges that have one."""
+    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, ProcessingRun]:
+        """Return the recorded owners of claimed ranges."""
         keys = {claim: _owner_key(claim) for claim in claims}
         stored = self._values.read(keys.values())
         owners = {}
         for claim, key in keys.items():
-            run_id, number, state, *names = (stored.get(key) or "- 0 -").split(" ")
+            run_id, storage_id, state, *names = (stored.get(key) or "- 0 -").split(" ")
             if _name(claim) in names:
-                owners[claim] = RangeOwner(run_id, int(number), state == _FINISHED)
+                owners[claim] = ProcessingRun(run_id, int(storage_id), state == _FINISHED)
         return owners
 
 
-class AbandonedClaims:
-    """The records of all streaming runs of an instance.
+class StreamingRunRecords:
+    """The outcomes of abandoned claims, of all streaming runs of an instance.
 
-    The next owner of a claim needs to know whether the work of the streaming run that made it has
-    ended. A run that continues without the partition records here how its work on the claim ended;
-    without a record, the work has not ended yet. The keys differ from those of `RangeOwners`,
+    The next owner of a claim must detect whether the streaming run that made the claim still works
+    on it. A claim without a record is being worked on while the run lists its partition as active.
+    After that, it counts as not processed and is requested again: an outcome must never be recorded
+    after the run has ceased to list the partition. The keys differ from those of `RangeOwners`,
     because another run may process the same claim later.
     """
 
@@ -91,7 +104,10 @@ class AbandonedClaims:
         self._values = KeyValues(instance)
 
     def record(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
-        """Record how the work on claims ended, except for those that were never begun."""
+        """Record the outcomes of claims.
+
+        `DROPPED` is never stored, because a missing record means the same.
+        """
         new: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for claim, outcome in outcomes.items():
             if outcome is not BatchOutcome.DROPPED:
@@ -115,9 +131,9 @@ class AbandonedClaims:
                 outcomes[claim] = BatchOutcome(ended[_name(claim)])
         return outcomes
 
-    def record_number(self, run_id: str, number: int) -> None:
+    def record_storage_id(self, run_id: str, storage_id: int) -> None:
         """Record the storage id of a streaming run, by which its heartbeats are found."""
-        self._values.write({_number_key(run_id): f"{run_id} {number}"})
+        self._values.write({_storage_id_key(run_id): f"{run_id} {storage_id}"})
 
     def record_start(self, run_id: str, batch_id: str, at: float) -> None:
         """Record the batch of a streaming run and its start, in seconds since 1970."""
@@ -131,22 +147,22 @@ class AbandonedClaims:
 
     def forget(self, run_id: str) -> None:
         """Erase the storage id of a deleted streaming run that has ended."""
-        if self.number(run_id) is not None:
-            self._values.write({_number_key(run_id): ""})
+        if self.storage_id(run_id) is not None:
+            self._values.write({_storage_id_key(run_id): ""})
 
-    def number(self, run_id: str) -> int | None:
+    def storage_id(self, run_id: str) -> int | None:
         """Return the recorded storage id of a streaming run; None if there is none."""
-        number = self._values.read_owned({run_id: _number_key(run_id)}).get(run_id, "")
-        return int(number) if number.isdecimal() else None
+        storage_id = self._values.read_owned({run_id: _storage_id_key(run_id)}).get(run_id, "")
+        return int(storage_id) if storage_id.isdecimal() else None
 
 
 def stream_batches(claims: Iterable[Claimed]) -> dict[Claimed, StreamBatch]:
-    """Return the batches of the claims that streaming runs have made."""
+    """Return the batches of those claims that name a streaming run."""
     return {claim: batch for claim in claims if (batch := StreamBatch.parse(claim[0])) is not None}
 
 
 def _parse_outcomes(text: str) -> dict[str, str]:
-    """Return `{claim: outcome}` of a slot, the newest last."""
+    """Return `{claim: outcome}` of a slot; the newest claim is the last."""
     parts = text.split(" ")
     return dict(zip(parts[1::2], parts[::2], strict=False))
 
@@ -173,5 +189,5 @@ def _start_key(run_id: str) -> str:
     return slot_key("begun", run_id)
 
 
-def _number_key(run_id: str) -> str:
+def _storage_id_key(run_id: str) -> str:
     return slot_key("streams", run_id)

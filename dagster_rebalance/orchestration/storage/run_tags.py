@@ -1,9 +1,9 @@
 """Tags and events of runs, and the format of a batch in the config of a run.
 
 Retries and re-executions copy tags. So a tag about one run only (refused, taken back) has the id of
-that run as its value. Tags cannot store events: Dagster rewrites all tags of a run to add one, so
+that run as its value. Tags cannot store events: Dagster rewrites all tags of a run to add a tag, so
 one of two concurrent writers loses its tag. An event is appended to the log of its run, and is
-deleted with it. No run event describes the output of a run.
+deleted with the run. No run event describes the output of a run.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange, in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from dagster_rebalance.core.runs.rerun_batch import Rerun
@@ -43,33 +45,31 @@ RERUN_REASON_TAG = "dagster_rebalance/rerun_reason"
 RANGES_TAG = "dagster_rebalance/ranges"
 """The ranges in short, for users; the run config has them in full."""
 REFUSED_TAG = "dagster_rebalance/refused"
-"""The id of the run that refused itself."""
+"""The id of the run that its start check refused."""
 REFUSAL_TAG = "dagster_rebalance/refusal"
-"""Why the run refused itself; the member shows the reason after repeated refusals."""
+"""Why the start check refused the run; the member shows the reason after repeated refusals."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
 """The time of the last heartbeat of a run of 0.1.0; retries have a copy of it."""
 OLD_TAKEN_BACK_TAG = "dagster_rebalance/taken_back"
 """The id of a run that a member of 0.1.0 cancelled."""
 
-_RANGES_SHOWN = 4
 MAX_REFUSAL_CHARACTERS = 400
+_LISTED_RANGES = 100
+"""Above this number, the run config has one text for each topic: Dagster validates each text."""
 
 
 def run_tags(batch_request: BatchRequest, group_id: str) -> dict[str, str]:
     """Return the tags of a run that processes a batch."""
-    shown = [str(range_) for range_ in batch_request.ranges[:_RANGES_SHOWN]]
-    if len(batch_request.ranges) > _RANGES_SHOWN:
-        shown.append(f"and {len(batch_request.ranges) - _RANGES_SHOWN} more")
     return {
         BATCH_TAG: batch_request.batch_id,
         GROUP_TAG: group_id,
         ATTEMPT_TAG: str(batch_request.attempt),
-        RANGES_TAG: ", ".join(shown),
+        RANGES_TAG: in_short(batch_request.ranges),
     }
 
 
 def rerun_tags(rerun: Rerun) -> dict[str, str]:
-    """Return the further tags of a run that belongs to a rerun."""
+    """Return the additional tags of a run that belongs to a rerun."""
     return {RERUN_TAG: rerun.rerun_id, RERUN_BY_TAG: rerun.by, RERUN_REASON_TAG: rerun.reason}
 
 
@@ -77,7 +77,7 @@ def run_config(batch_request: BatchRequest, batch_key: str) -> dict[str, Any]:
     """Return the run config that gives a batch to the resource `batch_key`."""
     config = {
         "batch_id": batch_request.batch_id,
-        "ranges": list(map(format_range, batch_request.ranges)),
+        "ranges": format_ranges(batch_request.ranges),
     }
     return {"resources": {batch_key: {"config": config}}}
 
@@ -85,8 +85,8 @@ def run_config(batch_request: BatchRequest, batch_key: str) -> dict[str, Any]:
 def ranges_in(config: Mapping[str, Any], batch_id: str) -> tuple[OffsetRange, ...]:
     """Return the ranges of a batch in the config of a run.
 
-    The result is empty if the run has another batch or none, or if its ranges cannot be read: one
-    such run must not break the query of its batch and of all others.
+    The result is empty if the run has another batch or no batch, or if its ranges cannot be parsed:
+    one such run must not break the query of all batches.
     """
     resources = config.get("resources")
     for resource in resources.values() if isinstance(resources, Mapping) else ():
@@ -94,11 +94,7 @@ def ranges_in(config: Mapping[str, Any], batch_id: str) -> tuple[OffsetRange, ..
         if isinstance(found, Mapping) and found.get("batch_id") == batch_id:
             ranges = found.get("ranges")
             try:
-                return (
-                    tuple(parse_range(str(text)) for text in ranges)
-                    if isinstance(ranges, Sequence)
-                    else ()
-                )
+                return tuple(parse_ranges(ranges)) if isinstance(ranges, Sequence) else ()
             except ValueError:
                 return ()
     return ()
@@ -109,15 +105,42 @@ def format_range(range_: OffsetRange) -> str:
     return f"{range_.topic}:{range_.partition}:{range_.start}:{range_.until}"
 
 
-def parse_range(text: str) -> OffsetRange:
-    """Parse the result of `format_range`."""
-    topic, *numbers = text.split(":")
-    if len(numbers) != len(("partition", "start", "until")) or not all(
-        number.isdecimal() for number in numbers
-    ):
-        msg = f"{text!r} is not a range: expected topic:partition:start:until"
-        raise ValueError(msg)
-    return OffsetRange(topic, *map(int, numbers))
+def format_ranges(ranges: Sequence[OffsetRange]) -> list[str]:
+    """Return ranges as they appear in the config of a run.
+
+    Many ranges are joined by topic: `orders:3:120:240,4:80:95`.
+    """
+    if len(ranges) <= _LISTED_RANGES:
+        return list(map(format_range, ranges))
+    return [
+        f"{topic}:" + ",".join(f"{one.partition}:{one.start}:{one.until}" for one in of_topic)
+        for topic, of_topic in groupby(ranges, attrgetter("topic"))
+    ]
+
+
+def parse_ranges(texts: Iterable[object]) -> Iterator[OffsetRange]:
+    """Yield the ranges in the result of `format_ranges`, in order.
+
+    Raises:
+        ValueError: A text is invalid.
+    """
+    return chain.from_iterable(_parsed(str(text)) for text in texts)
+
+
+def _parsed(text: str) -> Iterator[OffsetRange]:
+    topic, _, joined = text.partition(":")
+    for part in joined.split(","):
+        numbers = part.split(":")
+        if len(numbers) != len(("partition", "start", "until")) or not all(
+            number.isdecimal() for number in numbers
+        ):
+            shown = f"{topic}:{part}" if joined else text
+            msg = (
+                f"{shown!r} is not a range: expected topic:partition:start:until, and further "
+                "ranges of the topic as ,partition:start:until"
+            )
+            raise ValueError(msg)
+        yield OffsetRange(topic, *map(int, numbers))
 
 
 _EVENT = re.compile(r"dagster_rebalance \[([a-z ]+)\]")
@@ -127,11 +150,11 @@ class RunEvent(enum.Enum):
     """A run event. The value is the stored text."""
 
     BEGAN = "began"
-    """By the process, before it checks whether it may work: the run ends only with proof."""
+    """By the process, before its start check: from then on, the run ends only with proof."""
     REFUSED = "refused"
-    """By the process: it must not work, and has not."""
+    """By the process: its start check refused it, so it has processed nothing."""
     FINISHED = "finished"
-    """By the process: its steps are done with the batch."""
+    """By the process: its steps have ended."""
     TAKEN_BACK = "taken back"
     """By a member before it cancels the run, or by a process that stops itself: no failed attempt.
     """
@@ -143,7 +166,7 @@ class RunEvent(enum.Enum):
     OVER = "over"
     """By a member: the process is gone and its Spark jobs are stopped."""
     READY = "ready"
-    """By a streaming run: its member may be assigned partitions."""
+    """By a streaming run: partitions may be assigned to its member."""
     JOINED = "joined"
     """By a streaming run: Kafka has assigned partitions to it."""
     LEAVE = "leave"

@@ -5,10 +5,10 @@ the event loop of the run, as async resources do, so a client of such a resource
 batches.
 
 All assets of the run are one step of Dagster. The context of a function describes its asset, and
-keeps what it adds for one batch; run, log, instance, resources and event loop are those of the
-step. Dagster's direct invocation does not fit: its context has no run, logs to the console, and
-refuses `add_asset_metadata`. Results are assigned to assets and checks by Dagster's rules, as far
-as these need no IO manager: Dagster applies its own rules only within a step.
+keeps the metadata that it adds for one batch; run, log, instance, resources and event loop are
+those of the step. Dagster's direct invocation is no alternative: its context has no run, logs to
+the console, and refuses `add_asset_metadata`. Results are assigned to assets and checks by the same
+rules as in Dagster, unless a rule needs an IO manager: Dagster applies its rules only in a step.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from dagster_rebalance.orchestration.batch.validation import (
     parameters_of,
     takes_op_context,
 )
+from dagster_rebalance.orchestration.streaming.joined_results import check_sums
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -50,10 +51,10 @@ _NO_NAME = dg.Output[None](None).output_name
 
 @dataclass(frozen=True)
 class AssetCall:
-    """The call of one asset, or of several that one function makes.
+    """The call of one asset function, which materializes one or several assets.
 
-    `taken_keys` are the parameters, the batch included; `required_keys` are all resources, also
-    those that are taken from the context.
+    `taken_keys` are the parameters, including the batch; `required_keys` are all resources,
+    including those that the function gets from the context.
     """
 
     asset: dg.AssetsDefinition
@@ -66,13 +67,14 @@ class AssetCall:
     def of(cls, asset: dg.AssetsDefinition, batch_key: str) -> AssetCall:
         """Return the call of an asset."""
         function = check_streamed(asset, batch_key)
+        check_sums(asset)
         stored = {output.io_manager_key for output in asset.op.output_defs}
         required = frozenset(asset.required_resource_keys) - {batch_key} - stored
         return cls(asset, function, tuple(parameters_of(asset)), required, batch_key)
 
     @property
     def specs(self) -> Iterator[dg.AssetSpec]:
-        """The assets, without the batch upstream: an unannotated parameter counts as an asset."""
+        """The asset specs, without the dep that Dagster derives from the parameter of the batch."""
         batch = self.asset.keys_by_input_name.get(self.batch_key)
         for spec in self.asset.specs:
             deps = [dep for dep in spec.deps if dep.asset_key != batch]
@@ -128,7 +130,7 @@ def sorted_calls(calls: Sequence[AssetCall]) -> tuple[AssetCall, ...]:
 
 
 def _finished(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[Any]) -> Any:  # noqa: ANN401 - what the user returns
-    """Run an awaitable to its end. An interruption cancels it, so the next batch is clean."""
+    """Run an awaitable to its end. An interruption cancels it before the next batch begins."""
     whole = _awaited(awaitable)
     try:
         return loop.run_until_complete(whole)
@@ -158,7 +160,7 @@ def _drained(
 
 
 class Resources:
-    """The resources of the run, with those of the batch in place of some."""
+    """The resources of the run, in which the resources of the batch replace some."""
 
     def __init__(self, of_run: Any, given: Mapping[str, object]) -> None:  # noqa: ANN401 - Dagster makes a class for each step
         self._of_run = of_run
@@ -341,7 +343,7 @@ class Results:
         self._events: list[Event] = []
 
     def take(self, said: Iterable[object]) -> Iterator[Made]:
-        """Yield the results in the order of the assets, each with its checks."""
+        """Yield the results in the order of the assets, each with the results of its checks."""
         for one in said:
             self._add(one)
         self._check_checks()
@@ -426,7 +428,7 @@ class Results:
         return keys[len(self._made)]
 
     def _implied(self, spec: dg.AssetSpec) -> dg.MaterializeResult[Any] | None:
-        """Return the result of an asset without a returned one."""
+        """Return the result of an asset for which the function returned none."""
         if spec.skippable:
             return None
         if self._context.requires_typed_event_stream:
@@ -438,7 +440,7 @@ class Results:
     def _complete(
         self, result: dg.MaterializeResult[Any], key: dg.AssetKey
     ) -> dg.MaterializeResult[Any]:
-        """Add metadata and data version of the context, and the separate checks of the asset."""
+        """Add the metadata and data version from the context, and separate check results."""
         apart = [check for check in self._checks if check.asset_key == key]
         self._checks = [check for check in self._checks if check.asset_key != key]
         return result._replace(

@@ -43,9 +43,9 @@ def stream_asset(
     stopper: WorkStopper | None,
     lag_limit: LagLimit,
 ) -> dg.AssetsDefinition:
-    """Return the assets as one step that calls their functions for each batch of its run."""
+    """Return the assets as one step, which calls the asset functions for each batch."""
     needed = frozenset({kafka_key, rerun_key}).union(*(call.required_keys for call in calls))
-    # No asset is an output of the step: each batch logs its own materialisations.
+    # No asset is an output of the step: each batch logs its own materializations.
     specs = [
         with_topics(spec, topics).replace_attributes(skippable=True)
         for call in calls
@@ -54,7 +54,7 @@ def stream_asset(
     check_specs = [spec for call in calls for spec in call.asset.check_specs]
 
     @dg.multi_asset(
-        name=f"{name}_batches",
+        name=f"process_{name}",
         specs=specs,
         check_specs=check_specs,
         resource_defs=_own_resources(calls) or None,  # Dagster warns of the argument: it is beta
@@ -92,20 +92,19 @@ def stream_asset(
 
 
 def _own_resources(calls: Sequence[AssetCall]) -> dict[str, dg.ResourceDefinition]:
-    """Return the `resource_defs` of the assets."""
     found: dict[str, dg.ResourceDefinition] = {}
     for call in calls:
         for key, resource in call.asset.resource_defs.items():
             if found.setdefault(key, resource) is not resource:
                 raise refused(
                     call.asset,
-                    f"has another resource {key!r} in resource_defs than an earlier asset, but a "
-                    "run has one resource per key: give each resource its own key",
+                    f"defines another resource {key!r} in resource_defs than an earlier asset, but "
+                    "a run has one resource per key: give each resource its own key",
                 )
     return found
 
 
 def with_topics(spec: dg.AssetSpec, topics: Iterable[dg.AssetKey]) -> dg.AssetSpec:
-    """Return an asset with its topics upstream."""
+    """Return an asset spec with the topics as upstream deps."""
     known = {dep.asset_key for dep in spec.deps}
     return spec.replace_attributes(deps=[*spec.deps, *(key for key in topics if key not in known)])

@@ -1,8 +1,8 @@
 """A streaming run: a Dagster run that is a member of the group and processes batch after batch.
 
-The member lives in another thread, so membership depends on no batch. The main thread processes,
-because Spark and signals need it. SIGTERM (a drained node) and a cancel in Dagster ask the run to
-leave after its current batch; a batch that must not continue is interrupted.
+The member lives in another thread, so membership depends on no batch. The main thread processes the
+batches, because Spark and signals need it. SIGTERM (a drained node) and a cancellation in Dagster
+ask the run to leave after its current batch; a batch that must not continue is interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.events import LeaveRequested
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids
-from dagster_rebalance.core.streaming.stream_worker import ReaderReuse
+from dagster_rebalance.core.streaming.batch_tracker import ReaderReuse
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies, MemberLog
 from dagster_rebalance.orchestration.member.loop import MemberLoop
@@ -41,10 +40,9 @@ from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes, text_of_error
 from dagster_rebalance.orchestration.storage.heartbeats import format_partitions
-from dagster_rebalance.orchestration.storage.key_values import is_lost_connection
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
+from dagster_rebalance.orchestration.storage.range_owners import StreamingRunRecords
 from dagster_rebalance.orchestration.storage.run_tags import (
     STREAM_TAG,
     VERSION_TAG,
@@ -53,7 +51,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     record_run_event,
     run_events_of,
 )
-from dagster_rebalance.orchestration.streaming.versions import Provenance
+from dagster_rebalance.orchestration.streaming.reports import BatchReports
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from dagster_rebalance.spark.spark_jobs import jvm_has_died, settle_batch
 
@@ -64,19 +62,19 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.reporting.lag import LagLimit
     from dagster_rebalance.core.runs.retry import FailedAttempt
-    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
+    from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
     from dagster_rebalance.orchestration.runs.external_jobs import WorkStopper
-    from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall, Made
+    from dagster_rebalance.orchestration.streaming.asset_calls import AssetCall
 
 logger = logging.getLogger(__name__)
 _WAIT_S = 1.0
 _LOOK_S = 0.1
 """The interval of reading the log end, which delays new records."""
 _IDLE_LOOK_S = 0.5
-_PROGRESS_S = 60.0
-_MOST_REFUSALS = 5
+_PROGRESS_S = 600.0
+"""Each summary is an event of the run, which Dagster keeps."""
 _JOIN_LIMIT_S = 30.0
 _RANGES_SHOWN = 20
 
@@ -84,7 +82,7 @@ _RANGES_SHOWN = 20
 class BatchInterruptedError(dg.DagsterExecutionInterruptedError):
     """Raised in the current batch when it must not continue.
 
-    It is not an `Exception`, so handlers in the asset do not catch it. Dagster raises its base
+    This is not an `Exception`, so handlers in the asset do not catch it. Dagster raises the base
     class in a cancelled run, so a Pipes client ends its job.
     """
 
@@ -123,13 +121,16 @@ class StreamRun:
         self._spark = spark
         self._reader = kafka.reader()
         self._logs = ReaderReuse()
-        self._provenance = Provenance(
-            context.instance, context.run.run_id, context.assets_def.specs
-        )
         self._run = context.run
         self._mailbox = Mailbox()
         self._heartbeat = Heartbeat(
             context.instance, self._run, timeout_s=kafka.heartbeat_timeout_s
+        )
+        self._reports = BatchReports(
+            context,
+            self._heartbeat,
+            partial(self._log, context.log.error),
+            kafka.engine_settings(streams=True).record_every_s,
         )
         self._main = threading.current_thread()
         self._pid = os.getpid()
@@ -165,13 +166,13 @@ class StreamRun:
     def work(self) -> None:
         """Process batches until the member has left; raise the failure that ended the run.
 
-        A run that was cancelled, or whose work others may take over, is interrupted.
+        If the run was cancelled, or other runs may take over its work, the batch is interrupted.
         """
         if self._kafka.why_not_to_join:
             raise ConfigurationError(self._kafka.why_not_to_join)
         instance = self._context.instance
         self._heartbeat.begin()
-        AbandonedClaims(instance).record_number(self._run.run_id, self._heartbeat.number)
+        StreamingRunRecords(instance).record_storage_id(self._run.run_id, self._heartbeat.number)
         with (
             self._heartbeat,
             self._signals(),
@@ -189,6 +190,7 @@ class StreamRun:
                 self._mailbox.send(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
                 self._wake()
                 member.join(_JOIN_LIMIT_S)
+                self._report_at_end(self._reports.write)
                 if self._work.unreported:  # the last batch may have ended after the member left
                     self._report_at_end(partial(self._work.report, ()))
         if self._was_asked_to_leave and self._failure is None and self._is_unwanted():
@@ -199,10 +201,10 @@ class StreamRun:
             raise self._failure
 
     def _is_unwanted(self) -> bool:
-        """Whether Dagster shows the run as cancelled.
+        """Whether the run is no longer STARTED in Dagster, for example because it was cancelled.
 
-        A signal alone, as on a drained node, is neither a cancel nor a failure: the sensor starts
-        the next run at once.
+        A signal alone, as on a drained node, is neither a cancellation nor a failure: the sensor
+        starts the next run at once.
         """
         run = self._context.instance.get_run_by_id(self._run.run_id)
         return run is None or run.status is not dg.DagsterRunStatus.STARTED
@@ -220,13 +222,14 @@ class StreamRun:
                         self._process(batch, progress)
             finally:
                 self._is_at_work = False
+            self._reports.write_due(self._work.held)
             progress = self._log_progress(progress)
 
     # The batch
 
     def _process(self, batch: BegunBatch, progress: Progress) -> None:
         ranges = [format_range(range_) for range_ in batch.ranges]
-        generation = self._logs.generation(batch.logs)
+        generation = self._logs.advance(batch.logs)
         given = KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges).read_by(
             self._reader,
             "" if generation is None else f"dagster-run-{self._run.run_id}-{generation}",
@@ -235,12 +238,9 @@ class StreamRun:
         try:
             self._is_interrupted = False
             self._is_in_body = True
-            with signals.exit_forks_of(self._pid):
-                self._call(given)
-            self._is_in_body = False
+            self._call(given)
+            self._is_in_body = False  # from here on the batch is done, and its results count
             outcome = BatchOutcome.SUCCEEDED
-            progress.batches += 1
-            progress.offsets += given.records
         except BatchInterruptedError:
             self._is_in_body = False
             self._log(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
@@ -257,6 +257,10 @@ class StreamRun:
             else:
                 outcome = BatchOutcome.FAILED
                 error = without_secrets(text_of_error(problem), self._kafka)
+        else:
+            progress.batches += 1
+            progress.offsets += given.records
+            self._reports.succeed(self._work.held)
         finally:
             self._is_in_body = False
             self._settle_spark(batch.batch_id, is_done=outcome is BatchOutcome.SUCCEEDED)
@@ -264,7 +268,7 @@ class StreamRun:
                 self._work.end(outcome, error)
 
     def _keep_error(self, batch: BegunBatch, failed: FailedAttempt) -> None:
-        """Show the error of a batch in Dagster, also for the runs that replace this one."""
+        """Show the error of a batch in Dagster, and store it for the runs that replace this run."""
         shown = ", ".join(map(str, batch.ranges[:_RANGES_SHOWN]))
         more = "" if len(batch.ranges) <= _RANGES_SHOWN else f" and {len(batch.ranges)} in all"
         text = "batch %s failed on %s%s (attempt %d): %s"
@@ -274,106 +278,44 @@ class StreamRun:
         self._log(lambda *_: notes.write(batch.ranges, failed), text, *arguments)
 
     def _lost_spark(self, *, ask: bool = True) -> bool:
-        """Whether the JVM of a local Spark has died. Then the run asks to leave."""
+        """Whether the JVM of a local Spark has died. If so, ask the member to leave."""
         if not jvm_has_died(ask=ask):
             return False
         self._ask_to_leave("the JVM of its Spark has died")
         return True
 
     def _call(self, batch: KafkaBatch) -> None:
-        self._keep(self._provenance.look)
-        for call in self._calls:
-            blocking = {spec.key for spec in call.asset.check_specs if spec.blocking}
-            failed: list[str] = []
-            for made in call(self._context, batch):
-                self._check_not_interrupted()
-                failed += (
-                    f"{found.check_name} of {found.asset_key.to_user_string()}"
-                    for found in self._report(made, batch)
-                    if not found.passed
-                    and found.severity is dg.AssetCheckSeverity.ERROR
-                    and found.asset_check_key in blocking
-                )
+        self._reports.begin()
+        try:
+            with signals.exit_forks_of(self._pid):  # before a child could report anything
+                for call in self._calls:
+                    self._call_asset(call, batch)
+            self._reports.show_first()
+        except Exception:
+            self._is_in_body = False  # as in `_process`
+            self._reports.fail()
+            raise
+
+    def _call_asset(self, call: AssetCall, batch: KafkaBatch) -> None:
+        failed: list[str] = []
+        for made in call(self._context, batch):
             self._check_not_interrupted()
-            if failed:
-                msg = f"blocking checks failed: {', '.join(failed)}"
-                raise dg.Failure(msg)
-
-    def _report(self, made: Made, batch: KafkaBatch) -> list[dg.AssetCheckEvaluation]:
-        """Report a result of an asset, and return the checks that it evaluates."""
-        if isinstance(made, dg.AssetCheckResult):
-            return [self._evaluate(made)]
-        if not isinstance(made, dg.MaterializeResult):
-            self._keep(partial(self._context.log_event, made))
-            return []
-        key = made.asset_key or self._context.asset_key
-        tags = self._provenance.tags(key, made.data_version, batch.batch_id)
-        event = dg.AssetMaterialization(
-            asset_key=key,
-            metadata={**batch.metadata(), **(made.metadata or {})},
-            tags={**tags, **(made.tags or {})},
-        )
-        self._keep(partial(self._context.log_event, event))
-        return [self._evaluate(check) for check in made.check_results or ()]
-
-    def _evaluate(self, check: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
-        found = dg.AssetCheckEvaluation(
-            asset_key=check.asset_key or self._context.asset_key,
-            check_name=check.check_name or "",
-            passed=check.passed,
-            metadata=check.metadata,
-            severity=check.severity,
-            description=check.description,
-        )
-        self._keep(partial(self._context.instance.report_runless_asset_event, found))
-        return found
+            failed += self._reports.failed_of(self._reports.add(made, batch))
+            self._check_not_interrupted()  # while it reported
+        self._check_not_interrupted()
+        if failed:
+            msg = f"blocking checks failed: {', '.join(failed)}"
+            raise dg.Failure(msg)
 
     def _check_not_interrupted(self) -> None:
         """Raise the interruption that an asset has caught.
 
-        A Pipes client may do that: dagster-databricks cancels its job and returns as if it had
-        succeeded.
+        A Pipes client may catch it: dagster-databricks cancels its job and returns as if the job
+        had succeeded.
         """
         signals.exit_if_fork_of(self._pid)
         if self._is_interrupted:
             raise BatchInterruptedError
-
-    def _keep(self, report: Callable[[], None]) -> None:
-        """Report to Dagster, with retries while its storage is unavailable.
-
-        The asset is done, so an outage is no failed attempt; if it lasts, the lease ends the run.
-        If the storage refuses a report but takes heartbeats, the report is at fault, and so is the
-        asset. After a lost connection, the next report opens another one.
-        """
-        refusals = 0
-        while (error := self._try_report(report)) is not None:
-            if not is_lost_connection(error):
-                refusals += 1
-                if refusals == _MOST_REFUSALS:
-                    raise error
-                refusals = refusals if self._try_beat() else 0
-            time.sleep(_WAIT_S)
-
-    def _try_report(self, report: Callable[[], None]) -> Exception | None:
-        """Report once, and return the error if the storage did not take the report."""
-        try:
-            with self._heartbeat.reporting():
-                report()
-        except Exception as error:
-            logger.warning("Dagster's storage accepted no report", exc_info=True)
-            return error
-        # The context keeps logged events until its step ends, which may take an hour.
-        deque(self._context.op_execution_context.consume_events(), maxlen=0)
-        return None
-
-    def _try_beat(self) -> bool:
-        """Store a heartbeat, and return whether the storage took it."""
-        try:
-            with self._heartbeat.reporting():
-                self._heartbeat.beat(self._context.instance)
-        except Exception:  # noqa: BLE001 - of any database
-            return False
-        return True
 
     def _log(self, write: Callable[..., None], text: str, *arguments: object) -> None:
         """Write to the log of the run; if Dagster is unavailable, to the log of the process."""
@@ -393,11 +335,11 @@ class StreamRun:
             logger.warning("the Spark work of %s could not be ended", batch_id, exc_info=True)
 
     def _wait_until_stopped(self, batch_id: str) -> bool:
-        """Wait until the external work of a batch has stopped: no other run may begin it before.
+        """Wait until the external work of a batch has stopped: no run may begin the batch before.
 
         Returns:
-            False if the run had to end first. It then fails, and the next owner waits for the same
-                work.
+            False if the run had to end first. The run then fails, and the next owner waits for the
+                same work.
         """
         tries, since = 0, time.monotonic()
         while self._stopper is not None:
@@ -452,7 +394,7 @@ class StreamRun:
     def _end_body(self) -> None:
         """Interrupt the current batch until it ends, because no member is left to commit it.
 
-        An asset may catch its interruption, or wait for a thread that nothing interrupts.
+        An asset may catch the interruption, or wait for a thread that nothing interrupts.
         """
         self._interrupt()
         patience_s = 0.0 if self._gives_up else self._kafka.heartbeat_timeout_s
@@ -460,6 +402,7 @@ class StreamRun:
         while self._is_at_work and not self._is_over:
             if time.monotonic() > until and process.is_of_one_run():
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
+                self._report_at_end(self._reports.write)
                 if not self._work.is_late:  # else the current batch is a failed attempt
                     self._report_at_end(
                         partial(
@@ -552,7 +495,7 @@ class StreamRun:
     def _ask_to_leave(self, reason: str) -> None:
         """Ask the member to leave, once.
 
-        Not every launcher can send a signal, so a cancel that Dagster shows counts as well.
+        Not every launcher can send a signal, so the run status CANCELING counts as well.
         """
         if self._was_asked_to_leave:
             return
@@ -562,10 +505,11 @@ class StreamRun:
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._is_in_body:
-            self._is_in_body = (
-                False  # once: a second interrupt must not hit the handler of the first
-            )
             self._is_interrupted = True
+            if self._reports.is_storing_joined:  # `_check_not_interrupted` follows
+                return
+            # Once: a second interrupt must not hit the handler of the first.
+            self._is_in_body = False
             raise BatchInterruptedError
 
     def _interrupt(self) -> None:
@@ -602,20 +546,20 @@ class StreamCatalogue(Catalogue):
         """Do nothing: a streaming run has no lease."""
 
     def leave_request(self) -> LeaveRequested | None:
-        """Return a request to leave if the sensor has asked this run to."""
+        """Return a request to leave if the sensor has asked this run to leave."""
         self._record_due_events()
         if RunEvent.LEAVE not in run_events_of(self._instance, self._run.run_id):
             return None
         return LeaveRequested("another streaming run takes its place")
 
     def record_joined(self) -> None:
-        """Record that the member is ready: it may be assigned partitions."""
+        """Record that the member is ready, so partitions may be assigned to it."""
         self._due.append(RunEvent.READY)
         super().record_joined()
         self._record_due_events()
 
     def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
-        """Record an assignment, and with the first one that the run has joined."""
+        """Record an assignment; with the first assignment, also record that the run has joined."""
         if not self._has_joined:
             self._has_joined = True
             self._due.append(RunEvent.JOINED)
@@ -623,7 +567,7 @@ class StreamCatalogue(Catalogue):
         self._record_due_events()
 
     def _record_due_events(self) -> None:
-        """Record run events that the storage has not taken: without them no run is replaced."""
+        """Record run events that are not stored yet: without them, no run is replaced."""
         while self._due:
             record_run_event(self._instance, self._run, self._due[0])
             del self._due[0]

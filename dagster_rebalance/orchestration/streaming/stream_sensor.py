@@ -3,7 +3,7 @@
 Each tick derives its actions from the runs in Dagster (`core.streaming.replicas`), so an outage of
 ticks, daemon or code server delays no batch. Dagster and its launchers may not notice that the
 process of a run is gone, so the sensor tracks heartbeats as members do (`core.runs.liveness`), and
-ends dead runs. Its cursor stores when each heartbeat last changed.
+ends dead runs. Key-values store when each heartbeat last changed (`runs.ticks`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dagster_rebalance.core.streaming.replicas import (
 )
 from dagster_rebalance.orchestration.batch.validation import check_merged_resources
 from dagster_rebalance.orchestration.builders import SensorTick, build_sensor
-from dagster_rebalance.orchestration.operators.rerun_scheduler import RerunTick
+from dagster_rebalance.orchestration.operators.rerun_tick import RerunTick
 from dagster_rebalance.orchestration.reporting.checks import stop_notes
 from dagster_rebalance.orchestration.reporting.member_tables import last_report
 from dagster_rebalance.orchestration.runs.run_ledger import LIVE_STATUSES
@@ -32,6 +32,7 @@ from dagster_rebalance.orchestration.runs.ticks import (
     DeadRuns,
     end_dead_runs,
     is_real_tick,
+    open_instance,
 )
 from dagster_rebalance.orchestration.storage.member_lease import notes_on_home
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -86,15 +87,15 @@ def build_kafka_stream_sensor(
         ]
         limit_s = kafka.hold_limit_s + kafka.heartbeat_timeout_s
         due = reconcile(replace(replicas, leave_limit_s=limit_s), streams, time.time())
-        group = GroupAssets.of(kafka.group_id)
+        group, instance = GroupAssets.of(kafka.group_id), open_instance(context.instance)
         headline = _headline(streams, replicas)
         summary = "; ".join(
             [
                 headline,
                 *due.notes,
                 *dead.notes,
-                *last_report(context.instance, group.group, group.lag, time.time()),
-                *stop_notes(context.instance, group.offsets),
+                *last_report(instance, group.group, group.lag, time.time()),
+                *stop_notes(instance, group.offsets),
                 *reruns.notes,
                 *notes_on_home(context.instance),
             ]
@@ -150,7 +151,7 @@ def _live(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
 def streams_of(
     instance: dg.DagsterInstance, stream: str, live: Iterable[dg.RunRecord]
 ) -> tuple[StreamingRun, ...]:
-    """Return all live runs of a sensor (`location:name`), as read before, and its newest runs."""
+    """Return the runs in `live`, and the newest runs of the sensor `stream` (`location:name`)."""
     newest = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream}), limit=_NEWEST)
     records = {record.dagster_run.run_id: record for record in (*live, *newest)}
     return tuple(_streaming_run(instance, record) for record in records.values())
@@ -176,7 +177,7 @@ def _streaming_run(instance: dg.DagsterInstance, record: dg.RunRecord) -> Stream
 
 
 def _cancelled_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> float | None:
-    """Return when the cancel of a run was requested; None for any other run."""
+    """Return when termination of a CANCELING run was requested; None in any other status."""
     if run.status is not dg.DagsterRunStatus.CANCELING:
         return None
     events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
@@ -184,9 +185,9 @@ def _cancelled_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> float | N
 
 
 def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
-    """Return when a run began to wait.
+    """Return when a run was queued.
 
-    A run that was created and not submitted has no event.
+    A run that was created and not submitted has no event: its creation time is returned.
     """
     events = instance.all_logs(record.dagster_run.run_id, of_type=dg.DagsterEventType.RUN_ENQUEUED)
     # Not its creation: Postgres stores that in the unknown time zone of the connection.
@@ -194,7 +195,7 @@ def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
 
 
 def _headline(streams: Sequence[StreamingRun], replicas: Replicas) -> str:
-    """Return the live runs in a sentence, by their next step."""
+    """Return a message about the live runs, grouped by their next step."""
     live = [run for run in streams if run.is_live]
     if not live:
         return "no streaming run is live"

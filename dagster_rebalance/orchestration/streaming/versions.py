@@ -1,13 +1,14 @@
 """Versions of a streaming run: of its code, and of the code and inputs of its materializations.
 
-The sensor replaces runs with old code by the code version. It is a digest of the source files of
-the assets, this package, the settings without secrets, and the image that Dagster runs, so the same
-code has the same version when it is loaded again. Other changes of a deployment (a library, a
-secret) need an explicit version.
+The sensor compares code versions and replaces runs whose version is old. The code version is a
+digest of all Python files of the packages of the assets, of this package, the settings without
+secrets, and the image that Dagster runs. The same code has the same version wherever it is; an
+unrelated edit in a package replaces all runs of its assets. Other changes of a deployment (a
+library, a secret) need an explicit version.
 
-Dagster writes the tags of provenance when a step stores an output, which a streaming run does only
-once. From these tags, Dagster shows an asset as unsynced, and
-`AutomationCondition.data_version_changed()` fires.
+Dagster writes provenance tags when a step stores an output, which a streaming run does only once,
+so this module computes them for each batch. From these tags, Dagster shows an asset as unsynced,
+and `AutomationCondition.data_version_changed()` fires.
 """
 
 from __future__ import annotations
@@ -33,29 +34,30 @@ _DATA_VERSION = "dagster/data_version"
 _IS_OF_USER = "dagster/data_version_is_user_provided"
 _INPUT_VERSION = "dagster/input_data_version"
 _INPUT_EVENT = "dagster/input_event_pointer"
-_NEVER_RECORDED = ("INITIAL", "NULL")
+_NO_VERSION, _NO_EVENT = "INITIAL", "NULL"
 """Dagster's data version and event of an input without a record."""
 _LOOK_S = 1.0
-"""Maximum age of input versions. With many batches a second, reading them would cost more than a
+"""Maximum age of input versions. With many batches a second, reading them would take longer than a
 batch. An outdated version shows the asset as unsynced until the next batch."""
 
 
 def code_version(functions: Iterable[Callable[..., object]], settings: str) -> str:
-    """Return the version of some functions and of `settings`, which must have no secrets."""
+    """Return the code version of functions and `settings`, which must have no secrets."""
     digest = hashlib.sha256(settings.encode())
     digest.update(os.environ.get(_IMAGE_VARIABLE, "").encode())
     files = {file for function in (*functions, code_version) for file in _files(function)}
-    for name, file in sorted(files):
+    # By content, not by folder: several packages have a file of the same name.
+    for name, content in sorted((name, file.read_bytes()) for name, file in files):
         digest.update(name.encode())
-        digest.update(file.read_bytes())
+        digest.update(content)
     return digest.hexdigest()[:_CHARACTERS]
 
 
-def _written(function: object) -> Any:  # noqa: ANN401 - a function or a class
-    """Return the function or class in a source file behind a partial or a callable object."""
+def _source_object(function: object) -> Any:  # noqa: ANN401 - a function or a class
+    """Return the function or class whose source file defines a callable."""
     found = inspect.unwrap(function) if callable(function) else function
     if isinstance(found, partial):
-        return _written(found.func)
+        return _source_object(found.func)
     has_source = inspect.isfunction(found) or inspect.ismethod(found) or inspect.isclass(found)
     return found if has_source else type(found)
 
@@ -65,13 +67,13 @@ def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
 
     A deployment may put the same files elsewhere.
     """
-    found = _written(function)
+    found = _source_object(function)
     source = inspect.getsourcefile(found)
     if source is None or not Path(source).is_file():
         return
     own = Path(source).resolve()
-    # `dg scaffold` writes folders without an __init__.py inside a package: the name of the module
-    # shows their depth.
+    # `dg scaffold` writes folders without an __init__.py inside a package: shop.defs.orders.work in
+    # /code/shop/defs/orders/work.py is in the package /code/shop.
     names = tuple(found.__module__.split("."))
     is_named = len(names) > 1 and own.with_suffix("").parts[-len(names) :] == names
     folder = own.parents[len(names) - 2] if is_named else own.parent
@@ -83,9 +85,10 @@ def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
 
 
 class Provenance:
-    """The tags of the materializations of one run.
+    """The provenance tags of the materializations of one run.
 
-    The run id is the code version of assets without one, as in Dagster.
+    If an asset has no code version, the run id is its code version, as in Dagster. In each batch,
+    `tags` must not be called for an asset before its upstream assets: it reads their data versions.
     """
 
     def __init__(
@@ -114,16 +117,17 @@ class Provenance:
     def tags(
         self, key: dg.AssetKey, version: dg.DataVersion | None, batch_id: str
     ) -> dict[str, str]:
-        """Return the tags of a materialization, with the data version from its function.
+        """Return the tags of a materialization; `version` is the data version from its function.
 
-        No asset represents the records of a batch, so its id is part of the data version.
+        Without `version`, it is derived from code version, batch id and inputs: no upstream asset
+        represents the records.
         """
         spec = self._specs[key]
         code = spec.code_version or self._run_id
         inputs = {dep.asset_key: self._input(dep.asset_key) for dep in spec.deps}
         texts = [code, batch_id, *(inputs[one][0] for one in sorted(inputs))]
         made = version.value if version else sha256("".join(texts).encode()).hexdigest()
-        self._made[key] = (made, _NEVER_RECORDED[1])
+        self._made[key] = (made, _NO_EVENT)
         return {
             _CODE_VERSION: code,
             _DATA_VERSION: made,
@@ -133,11 +137,11 @@ class Provenance:
         }
 
     def _input(self, key: dg.AssetKey) -> tuple[str, str]:
-        return self._made.get(key) or self._inputs.get(key, _NEVER_RECORDED)
+        return self._made.get(key) or self._inputs.get(key, (_NO_VERSION, _NO_EVENT))
 
     def _recorded(self, key: dg.AssetKey) -> tuple[str, str]:
         record = self._instance.get_latest_data_version_record(key)
         if record is None:
-            return _NEVER_RECORDED
+            return _NO_VERSION, _NO_EVENT
         tags = record.event_log_entry.tags or {}
-        return tags.get(_DATA_VERSION, _NEVER_RECORDED[0]), str(record.storage_id)
+        return tags.get(_DATA_VERSION, _NO_VERSION), str(record.storage_id)

@@ -1,8 +1,8 @@
-"""The worker of a streaming run, between the thread of its member and the thread that processes.
+"""The worker of a streaming run, between the member's thread and the processing thread.
 
-The member begins a batch; the processing thread takes it, and wakes the member when it has ended.
-The worker also implements the run port of the member: it knows its own batches, and reads other
-runs from Dagster.
+The member begins a batch. The processing thread takes the batch, and wakes the member when it has
+ended. The worker also implements the run port of the member: it reports its own batches from
+memory, and reads other runs from Dagster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.model.events import RunsRead
 from dagster_rebalance.core.runs.retry import FailedAttempt, with_error
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, is_batch_of
-from dagster_rebalance.core.streaming.stream_worker import Worker, WorkerAction
+from dagster_rebalance.core.streaming.batch_tracker import BatchTracker, WorkerAction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.offsets import Log, TopicPartition
     from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
-    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
+    from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 
 
 _ERRORS_KEPT = 1_000
 _LONG_S = 10.0
-"""The age of a longer batch is stored in Dagster, for the commands of operators."""
+"""If a batch runs for longer, its age is stored in Dagster for operators' commands."""
 
 
 class StreamWorker:
@@ -62,12 +62,15 @@ class StreamWorker:
         self._beat = beat
         self._keep = keep
         self.active_partitions: frozenset[TopicPartition] = frozenset()
+        self.held: frozenset[TopicPartition] = frozenset()
+        self._covered: tuple[object, object, frozenset[TopicPartition]] = (None, (), frozenset())
         self._reported: frozenset[TopicPartition] | None = None
         self._give_up = give_up
         self._limit_s = limit_s
         self._clock = clock
-        self._own = Worker(run_id, limit_s=limit_s, patience_s=patience_s)
+        self._own = BatchTracker(run_id, limit_s=limit_s, patience_s=patience_s)
         self._age_recorded = ""
+        self._reports = 0
         self._lock = threading.Lock()
         self._batches: SimpleQueue[BegunBatch | None] = SimpleQueue()
         self._results: SimpleQueue[RunsRead] = SimpleQueue()
@@ -82,7 +85,7 @@ class StreamWorker:
         return None
 
     def end(self, outcome: BatchOutcome, error: str = "") -> None:
-        """Report how the current batch ended, with the error of a failure."""
+        """Report the outcome of the current batch to the member, with the error if it failed."""
         with self._lock:
             batch = self._own.at_work
         if batch is None:
@@ -136,11 +139,18 @@ class StreamWorker:
         elif next_action is WorkerAction.END_PROCESS:
             self._give_up()
 
+    def hold(self, partitions: frozenset[TopicPartition]) -> None:
+        """Note the partitions that are to be released, and wake the processing thread."""
+        # In each turn of the member loop, so equal sets of thousands must not be compared.
+        if partitions is not self.held and partitions != self.held:
+            self.held = partitions
+            self._batches.put(None)
+
     def stop(self, run_ids: Collection[str]) -> None:
-        """Note that a directive has stopped partitions of the current batch."""
+        """Record that a directive has stopped partitions of the current batch."""
         if self.run_id in run_ids:
             with self._lock:
-                self._own.stop()
+                self._own.mark_unwanted()
 
     def results(self) -> Iterator[RunsRead]:
         """Take the results of batches."""
@@ -150,27 +160,36 @@ class StreamWorker:
     def known_runs(
         self, batch_ids: Collection[str], claims: Iterable[Claimed]
     ) -> tuple[RunSnapshot, ...]:
-        """Return the runs of its own batches, without Dagster."""
+        """Return the runs of the worker's own batches, without Dagster."""
         with self._lock:
             return self._read(batch_ids, claims)
 
     def must_report(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether the last report does not match these partitions and the current batch."""
-        return self._reported != self._with_batch(partitions) or self._unrecorded_age is not None
+        """Whether the last report differs from these partitions and the current batch."""
+        wanted, reported = self._with_batch(partitions), self._reported
+        is_reported = wanted is reported or wanted == reported
+        return not is_reported or self._unrecorded_age is not None
 
     def report(self, partitions: Collection[TopicPartition]) -> None:
-        """Report how the work on abandoned claims ended, and then the partitions of the worker.
+        """Report the outcomes of abandoned claims, and then the partitions of the worker.
 
-        The order matters: a member that reads that this run left a partition, and finds no result
-        of its claims, requests them again.
+        The order matters: if another member reads that this run has left a partition, and finds no
+        outcome of the claims, it requests the ranges again. A report that hung never replaces a
+        newer one.
         """
+        with self._lock:
+            self._reports += 1
+            number = self._reports
         reported = self._with_batch(partitions)
         ended = self.unreported  # after `reported`: batches that are not in it have ended
         if ended:
             self.record_outcomes(ended)
             with self._lock:
                 self._own.mark_reported(ended)
-        self.active_partitions = reported
+        with self._lock:
+            if number != self._reports:
+                return
+            self.active_partitions = reported
         self._reported = None  # the heartbeat may be stored although it fails
         self._beat()
         self._reported = reported
@@ -191,13 +210,18 @@ class StreamWorker:
     def _with_batch(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
         with self._lock:
             batch = self._own.at_work
-            ranges = batch.ranges if batch is not None else ()
-            return frozenset(partitions).union(range_.topic_partition for range_ in ranges)
+            before, assigned, found = self._covered
+            if before is not batch or assigned is not partitions:
+                found = frozenset(partitions)
+                if batch is not None and not found.issuperset(batch.logs):
+                    found = found.union(batch.logs)
+                self._covered = (batch, partitions, found)
+            return found
 
     def abandon(self, claims: Iterable[Claimed]) -> None:
-        """Note that other members may find these claims: `report` reports how they ended."""
+        """Record that other members may find these claims: `report` reports their outcomes."""
         with self._lock:
-            self._own.abandon(claims)
+            self._own.publish_outcomes_of(claims)
 
     @property
     def unreported(self) -> Mapping[Claimed, BatchOutcome]:
@@ -210,9 +234,10 @@ class StreamWorker:
     def read(
         self, batch_ids: Iterable[str], *, with_live: bool = False, claims: Iterable[Claimed] = ()
     ) -> tuple[RunSnapshot, ...]:
-        """Return its own runs from memory, and all runs from Dagster.
+        """Return the worker's own runs from memory, and all runs from Dagster.
 
-        A sensor that owned a partition in between may have requested runs for a batch of this one.
+        A sensor's member that owned a partition in between may have requested runs for a batch of
+        this run.
         """
         wanted, known = tuple(batch_ids), tuple(claims)
         theirs = [claim for claim in known if not is_batch_of(claim[0], self.run_id)]
@@ -228,7 +253,7 @@ class StreamWorker:
         return self._others.why_failed(run_id, batch_id)
 
     def record_outcomes(self, outcomes: Mapping[Claimed, BatchOutcome]) -> None:
-        """Record how the work on abandoned claims ended, for their next owner."""
+        """Record the outcomes of abandoned claims, for the next owner."""
         self._others.record_outcomes(outcomes)
 
     def record_age(self, run_id: str, batch_id: str, seconds: float) -> None:
@@ -236,7 +261,7 @@ class StreamWorker:
         self._others.record_age(run_id, batch_id, seconds)
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Cancel a run; of this run, the current batch."""
+        """Cancel a run. If it is this run, interrupt only its current batch."""
         if run_id != self.run_id:
             self._others.cancel(run_id, only_unstarted=only_unstarted)
         elif not only_unstarted:

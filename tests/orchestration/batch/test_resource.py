@@ -27,6 +27,7 @@ from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
 from dagster_rebalance.orchestration.storage.run_tags import (
     REFUSED_TAG,
     RunEvent,
+    format_range,
     record_run_event,
     run_config,
     run_events_of,
@@ -295,13 +296,13 @@ def test_run_is_refused_if_dagster_storage_is_unavailable(
 def test_run_that_hangs_while_recording_claims_does_not_begin(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, later = RangeOwners.write, process.boot_time_s() + 1_000.0
+    real, later = RangeOwners.begin, process.boot_time_s() + 1_000.0
 
-    def write(notes: RangeOwners, *work: Any) -> None:  # noqa: ANN401 - a note and its claims
+    def begin(notes: RangeOwners, *work: Any) -> None:  # noqa: ANN401 - a note and its claims
         real(notes, *work)
         monkeypatch.setattr(process, "boot_time_s", lambda: later)
 
-    monkeypatch.setattr(RangeOwners, "write", write)
+    monkeypatch.setattr(RangeOwners, "begin", begin)
     stage.is_refused("it could send no heartbeat for")
     assert RangeOwners(stage.instance).read([(stage.batch_request.batch_id, span(0))]) == {}
 
@@ -385,13 +386,25 @@ def test_run_without_batch_tag_refuses_itself(stage: Stage) -> None:
     )
 
 
-@pytest.mark.parametrize("ranges", [["orders:0:0:x"], ["orders:0:10:0"]])
-def test_run_with_invalid_ranges_refuses_itself(stage: Stage, ranges: list[str]) -> None:
-    config = {"batch_id": stage.batch_request.batch_id, "ranges": ranges}
+@pytest.mark.parametrize(
+    "text", ["orders:0:0:x", "orders:0:10:0", "orders:0:0:10,1:0", "orders:0:0:10, 1:0:10"]
+)
+def test_run_with_invalid_ranges_refuses_itself(stage: Stage, text: str) -> None:
+    """The refusal does not show the text, which may be the value of an environment variable."""
+    config = {"batch_id": stage.batch_request.batch_id, "ranges": [text]}
     tags = run_tags(stage.batch_request, stage.kafka.group_id)
     _, said, run_id = stage.execute(tags, {"resources": {"kafka_batch": {"config": config}}})
-    assert "its ranges are not those of its run config" in said
+    assert "the ranges in its run config cannot be read: each must be topic:partition:" in said
+    assert "Re-execute the run that the sensor requested" in said
     assert tags_of(stage.instance, run_id)[REFUSED_TAG] == run_id
+
+
+def test_run_with_a_repeated_range_refuses_itself(stage: Stage) -> None:
+    ranges = [*map(format_range, stage.batch_request.ranges)] * 2
+    config = {"batch_id": stage.batch_request.batch_id, "ranges": ranges}
+    tags = run_tags(stage.batch_request, stage.kafka.group_id)
+    _, said, _ = stage.execute(tags, {"resources": {"kafka_batch": {"config": config}}})
+    assert "its ranges are not those of its run config" in said
 
 
 def test_run_with_other_ranges_than_claimed_refuses_itself(stage: Stage) -> None:

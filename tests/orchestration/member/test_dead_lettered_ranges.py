@@ -45,7 +45,7 @@ def instance() -> dg.DagsterInstance:
             drain_s=None,
             is_dead_letter=number == 0,
         )
-        catalogue.record_commit(commit)
+        catalogue.record_commits([commit])
     return made
 
 

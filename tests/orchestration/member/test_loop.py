@@ -29,8 +29,9 @@ from tests.orchestration.parts import idle_job, new_on_postgres, span, tp
 from tests.story import stories
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
+    from dagster_rebalance.core.model.offsets import LogPosition, TopicPartition
     from dagster_rebalance.kafka.consumer.consumer import PollResult
     from dagster_rebalance.testing.postgres import Postgres
 
@@ -103,7 +104,7 @@ bench partitions=2 | silence 1 | offers | turn 20 | silence | mark | offers 2 | 
 ## commit_that_the_storage_refuses_is_recorded_once_later
 bench | catalogue commits 3 | offers | run SUCCESS | until recorded = orders-0 0-10
 turn 30 | recorded = orders-0 0-10
-noted "recording a commit in Dagster failed and is retried: database is locked" = 3
+noted "recording commits in Dagster failed and is retried: database is locked" = 3
 
 ## slow_command_is_noted_without_the_name_of_its_class
 bench | slow_commits 9.9 | offers | until writes !~ none
@@ -334,6 +335,37 @@ def test_endless_answers_of_the_storage_do_not_prevent_polls(
     assert 0 < in_one_turn < len(taken), "it goes on with the next turn"
 
 
+def test_reads_of_log_ends_that_take_longer_than_their_interval_do_not_prevent_polls(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(instance)
+    log_ends, reads = bench.group.log_ends, list[int]()
+
+    def slow(
+        partitions: Collection[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, LogPosition]:
+        assert len(reads) < 1_000, "the turn does not end"
+        reads.append(1)
+        bench.group.clock.advance(1.1)
+        return log_ends(partitions, timeout_s)
+
+    monkeypatch.setattr(bench.group, "log_ends", slow)
+    for turns in range(1, 4):
+        bench.turn()
+        assert turns <= len(reads) <= 10 * turns
+
+
+def test_member_polls_between_the_reads_of_the_offsets_of_many_partitions(
+    instance: dg.DagsterInstance,
+) -> None:
+    bench = Bench(instance, partitions=1_100)
+    for reads in (1, 2, 3):
+        bench.turn()
+        assert len(bench.engine.heard(events.StoredOffsetsRead)) == reads
+    bench.turn()
+    assert bench.engine.has_settled
+
+
 @pytest.mark.parametrize(
     ("woken", "asked_s"),
     [
@@ -407,7 +439,7 @@ class SlowStorage:
 
     def start(self, _name: str, work: Callable[[], None]) -> None:
         owned = self.bench.engine.partitions.get(tp(0))
-        if owned is None or owned.unrecorded is None:
+        if owned is None or not owned.unrecorded:
             work()
         else:
             self.waiting.append(work)
@@ -506,7 +538,7 @@ def test_commit_of_a_partition_that_is_released_at_its_deadline_is_not_recorded_
 
     def start(_name: str, work: Callable[[], None]) -> None:
         owned = bench.engine.partitions.get(tp(1))
-        if waiting or (owned is not None and owned.unrecorded is not None):
+        if waiting or (owned is not None and owned.unrecorded):
             waiting.append(work)  # Dagster's storage does not answer any more
         else:
             work()
@@ -523,7 +555,7 @@ def test_commit_of_a_partition_that_is_released_at_its_deadline_is_not_recorded_
     for run in runs:
         bench.succeed(run)
     bench.until(lambda: waiting)
-    assert bench.engine.partitions[held].unrecorded is not None
+    assert bench.engine.partitions[held].unrecorded
     bench.until(lambda: held not in bench.engine.partitions)
     bench.turn(3)
-    assert ("record", span(held.partition, 0, 10)) not in bench.member_loop._storage._waiting
+    assert span(held.partition, 0, 10) not in bench.member_loop._records._waiting

@@ -20,7 +20,9 @@ from dagster_rebalance.core.batches.engine_settings import (
 )
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model import events
+from dagster_rebalance.core.model.commands import StoreDeadLetter
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.orchestration.member import loop as pump_module
 from dagster_rebalance.orchestration.reporting.dead_letters import MOST_ERROR_CHARACTERS
@@ -217,6 +219,19 @@ def test_stored_letter_is_not_sent_again_by_a_second_answer(
     bench.turn()
     bench.member_loop._store(owned.dead_letter.command, "why")  # the second answer
     assert len(bench.producer.sent) == 1
+
+
+def test_reason_of_the_letters_of_a_batch_is_read_once(instance: dg.DagsterInstance) -> None:
+    bench, _ = exhausted(instance, "fail_all 1 ONE 2 | until letters = 2 | letters stored")
+    bench.until(lambda: bench.offset(0) == bench.offset(1) == 10)
+    first = StoreDeadLetter(OffsetRange("orders", 0, 10, 20), 1, "b-9", ("r-9",))
+    read = bench.ledger.whys
+    for letter in (first, replace(first, range=OffsetRange("orders", 1, 10, 20))):
+        bench.member_loop._read_failure(letter)
+    assert bench.ledger.whys == read + 1
+    bench.turn()
+    bench.member_loop._read_failure(first)
+    assert bench.ledger.whys == read + 2, "an answered request is not pending any more"
 
 
 def test_member_polls_between_the_answers_to_many_letters(

@@ -50,16 +50,37 @@ class Desk:
             can_wait=can_wait,
         )
 
-    def hang(self, name: str = "reading runs", subject: object = None) -> None:
+    def hang(
+        self, name: str = "reading runs", subject: object = None, *, is_kept: bool = False
+    ) -> None:
+        """Ask for a job whose first run hangs until `let_go`."""
         began = threading.Event()
 
         def work() -> None:
-            began.set()
-            assert self.let_go.wait(60)
+            if not began.is_set():
+                began.set()
+                assert self.let_go.wait(60)
             self.done.append(name)
 
-        self.worker.ask(Job(name, work, lambda _: events.TickArrived(), subject=subject))
+        self.worker.ask(
+            Job(name, work, lambda _: events.TickArrived(), subject=subject, is_kept=is_kept)
+        )
         assert began.wait(60)
+
+    def ask_to_record(self, name: str, *failures: str) -> None:
+        """Ask for a kept job that fails with these messages first."""
+        left = list(failures)
+
+        def work() -> None:
+            if left:
+                raise OSError(left.pop(0))
+            self.done.append(name)
+
+        self.worker.ask(Job(name, work, can_wait=True, is_kept=True))
+
+    def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.worker.replace_hung_thread()
 
     def until(self, condition: Callable[[], object]) -> None:
         wait_until(
@@ -145,26 +166,29 @@ def test_hanging_job_is_overtaken_and_its_late_answer_dropped(desk: Desk) -> Non
     desk.hang()
     desk.worker.ask(desk.job("next"))
     desk.clock.advance(59)
-    desk.worker.look_after()
+    desk.worker.replace_hung_thread()
     assert desk.done == []
     desk.clock.advance(2)
-    desk.worker.look_after()
+    desk.worker.replace_hung_thread()
     desk.until(lambda: desk.done == ["next"])
-    assert "no answer of Dagster's storage for 61 s" in desk.notes[0]
+    assert "no answer from Dagster's storage for 61 s" in desk.notes[0]
     desk.let_go.set()
     desk.until(lambda: desk.done == ["next", "reading runs"])
     assert len(list(desk.worker.answers())) == 1, "the answer of the one that hung came too late"
 
 
-def test_hanging_threads_do_not_accumulate(desk: Desk) -> None:
+def test_hanging_threads_are_limited(desk: Desk) -> None:
     desk.hang()
     for _ in range(24 * 60):
-        desk.worker.ask(Job("next", lambda: desk.let_go.wait(60)))
+        desk.worker.ask(Job("next", lambda: desk.let_go.wait(60), slot="next"))
         desk.until(lambda: desk.worker._running is not None)
-        desk.clock.advance(60)
-        desk.worker.look_after()
+        desk.pass_time(60)
     overtaken = [note for note in desk.notes if "no answer" in note]
-    assert 80 < len(overtaken) < 100, "one at first, and then one in 16 minutes"
+    assert len(overtaken) == 24
+    assert desk.worker.silence is not None
+    desk.let_go.set()
+    desk.until(lambda: desk.worker.silence is None)
+    desk.until(lambda: not desk.worker._hung)
 
 
 def test_patience_is_reset_after_an_outage(
@@ -172,13 +196,13 @@ def test_patience_is_reset_after_an_outage(
 ) -> None:
     desk.hang()
     desk.clock.advance(60)
-    desk.worker.look_after()
+    desk.worker.replace_hung_thread()
     desk.worker.ask(desk.job("next"))
     desk.until(lambda: desk.done)
     desk.until(lambda: list(desk.worker.answers()))
     desk.hang("another")
     desk.clock.advance(61)
-    desk.worker.look_after()
+    desk.worker.replace_hung_thread()
     assert len(desk.notes) == 2
 
 
@@ -230,3 +254,85 @@ def test_cancelled_job_is_dropped_unless_it_runs(desk: Desk) -> None:
     desk.let_go.set()
     desk.until(lambda: len(desk.done) == 2)
     assert desk.done == ["running", "next"]
+
+
+def test_kept_job_is_repeated_before_later_ones(desk: Desk) -> None:
+    """A hold that is recorded after its receipt would be shown as open."""
+    desk.ask_to_record("hold", "database is locked")
+    desk.ask_to_record("receipt")
+    desk.until(lambda: desk.notes == ["hold failed and is retried: database is locked"])
+    desk.worker.ask(desk.job("runs"))
+    desk.until(lambda: desk.done == ["runs"])
+    desk.pass_time(1)
+    desk.worker.ask(desk.job("orders"))
+    desk.until(lambda: desk.done == ["runs", "orders"])
+    desk.pass_time(5)
+    desk.until(lambda: desk.done == ["runs", "orders", "hold", "receipt"])
+
+
+def test_kept_job_that_hangs_is_repeated(desk: Desk) -> None:
+    desk.hang("hold", is_kept=True)
+    desk.ask_to_record("receipt")
+    desk.pass_time(61)
+    desk.pass_time(5)
+    desk.until(lambda: desk.done == ["hold", "receipt"])
+    desk.let_go.set()
+    desk.until(lambda: desk.done == ["hold", "receipt", "hold"])
+
+
+def test_kept_job_is_dropped_if_it_fails_while_others_succeed(desk: Desk) -> None:
+    desk.ask_to_record("hold", *["too long"] * 100)
+    desk.ask_to_record("receipt")
+    for _ in range(5):
+        desk.until(lambda: not desk.worker._is_busy)
+        desk.worker.ask(desk.job("runs"))
+        desk.until(lambda: not desk.worker._is_busy)
+        desk.pass_time(5)
+    desk.until(lambda: "receipt" in desk.done)
+    again = "hold failed and is retried: too long"
+    assert desk.notes == [*[again] * 4, "hold failed: too long"]
+
+
+def test_kept_job_outlasts_an_outage(desk: Desk) -> None:
+    desk.ask_to_record("hold", *["connection refused"] * 20)
+    for _ in range(20):
+        desk.until(lambda: not desk.worker._is_busy)
+        desk.pass_time(5)
+    desk.until(lambda: desk.done == ["hold"])
+
+
+def test_kept_jobs_are_limited_to_the_newest(desk: Desk) -> None:
+    desk.hang("first")
+    for number in range(250):
+        desk.ask_to_record(str(number))
+    desk.let_go.set()
+    desk.until(lambda: "249" in desk.done)
+    assert desk.done == ["first", *map(str, range(50, 250))]
+
+
+def test_finish_repeats_a_kept_job(desk: Desk) -> None:
+    desk.ask_to_record("left", "database is locked")
+    desk.until(lambda: desk.notes)
+    desk.until(lambda: not desk.worker._is_busy)
+    desk.worker.finish(60)
+    assert desk.done == ["left"]
+
+
+def test_jobs_wait_for_a_thread_and_never_run_in_the_one_of_the_member(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", refuse)
+        desk.worker.ask(desk.job("runs"))
+        desk.pass_time(1)
+        desk.pass_time(1)
+    assert desk.done == []
+    assert desk.notes == [
+        "no thread could be started for Dagster's storage: can't start new thread"
+    ]
+    desk.pass_time(1)
+    desk.until(lambda: desk.done == ["runs"])

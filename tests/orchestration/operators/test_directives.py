@@ -174,7 +174,7 @@ def test_resume_names_partitions_that_were_not_paused(
         (("orders:7",), "orders:7 matches no partition of group .*, which has orders-0..2"),
         (("orders:0", "payments"), "payments matches no partition of group"),
         (("orders-7",), "orders-7 matches no partition of group .* Write topic:number"),
-        ((), "name the partitions to pause: orders:3, a topic, a pattern, or all"),
+        ((), "name the partitions to pause: orders:3, a topic, a pattern, or *"),
         (("orders 1",), "'orders 1' cannot name partitions"),
     ],
 )
@@ -230,7 +230,7 @@ def launch(
     definitions = dg.Definitions(jobs=[job], resources={"kafka": kafka})
     return definitions.resolve_job_def("kafka_batches_control").execute_in_process(
         instance=instance,
-        run_config={"ops": {"kafka_batches_control_order": {"config": config}}},
+        run_config={"ops": {"kafka_batches_control_request": {"config": config}}},
         raise_on_error=False,
     )
 
@@ -250,6 +250,24 @@ def test_job_issues_a_directive(instance: dg.DagsterInstance) -> None:
     refused = launch(instance, kafka, config)
     (failed,) = [event for event in refused.all_events if event.is_step_failure]
     assert "give your name" in str(failed.event_specific_data)
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({}, "set action (pause, stop, resume or retry), partitions (orders:3"),
+        ({"action": "choose", "by": "ada"}, "set action (pause, stop, resume or retry)"),
+        ({"partitions": ["orders"], "by": "ada"}, "set action (pause, stop, resume or retry)"),
+        ({"action": "resume", "by": "ada"}, "name the partitions to resume: orders:3"),
+    ],
+)
+def test_form_that_is_not_filled_in_is_valid_and_fails_with_the_missing_fields(
+    instance: dg.DagsterInstance, config: dict[str, object], problem: str
+) -> None:
+    """The launchpad opens with the default config, and would mark missing fields as errors."""
+    refused = launch(instance, kafka_in_memory(), config)
+    (failed,) = [event for event in refused.all_events if event.is_step_failure]
+    assert problem in str(failed.event_specific_data)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +292,7 @@ def test_form_reads_no_environment_variable(
     given = {**config, name: [variable] if name == "partitions" else variable}
     with pytest.raises(dg.DagsterInvalidConfigError) as refused:
         job.resolve_job_def("form").execute_in_process(
-            instance=instance, run_config={"ops": {"form_order": {"config": given}}}
+            instance=instance, run_config={"ops": {"form_request": {"config": given}}}
         )
     assert "hunter2" not in str(refused.value)
 
@@ -329,7 +347,9 @@ def test_member_obeys_a_directive_and_the_check_warns(bench: Bench) -> None:
     assert shown.severity is dg.AssetCheckSeverity.WARN
     assert shown.description is not None
     assert shown.description.startswith("orders-0: paused by ada since ")
-    assert "to continue: `dagster-rebalance resume orders:0`" in shown.description
+    paused = shown.metadata["paused"]
+    assert isinstance(paused, dg.TableMetadataValue)
+    assert paused.records[0].data["what_to_do"] == "dagster-rebalance resume orders:0"
     assert shown.metadata["stopped_partitions"].value == 0
     issue_directive(bench.instance, "etl", wanted(Action.RESUME, "orders:0", reason=""))
     bench.until(lambda: shows(bench, 0))

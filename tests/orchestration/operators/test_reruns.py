@@ -11,14 +11,16 @@ import pytest
 
 from dagster_rebalance import KafkaBatch, build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.model.commands import RecordCommit
+from dagster_rebalance.core.model.commit_parts import CommitPart, CommitParts
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.operators.rerun_selection import Span
+from dagster_rebalance.core.reporting.joined_ranges import JoinedRanges
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration import builders
 from dagster_rebalance.orchestration.member.mailbox import Mail
-from dagster_rebalance.orchestration.operators import rerun_scheduler
+from dagster_rebalance.orchestration.operators import rerun_tick
 from dagster_rebalance.orchestration.operators.requests import (
     DirectiveRequest,
     RerunRequest,
@@ -34,7 +36,7 @@ from dagster_rebalance.orchestration.storage.commit_history import processed
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
+from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
     GROUP_TAG,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 
 Status = dg.DagsterRunStatus
 ALL = Span(since=0.0)
+JOINED = CommitParts.of([CommitPart(12, "run-1"), CommitPart(20, "run-2")])
 
 
 @pytest.fixture(params=EACH_STORAGE)
@@ -113,7 +116,7 @@ class Ground:
     def commit(self, *ranges: OffsetRange, **more: Any) -> None:  # noqa: ANN401 - fields of all kinds
         for range_ in ranges:
             wanted = RecordCommit(range_, 1, "b-1", "run-1", 0, None, None, **more)
-            self.catalogue.record_commit(wanted)
+            self.catalogue.record_commits([wanted])
             self.group.committed[range_.topic_partition] = OffsetAndMetadata(range_.until)
 
     def wanted(self, meant: Span = ALL, *partitions: str, **more: Any) -> RerunRequest:  # noqa: ANN401 - as above
@@ -182,7 +185,7 @@ def past(ground: Ground, number: int = 1, **limits: Any) -> list[tuple[OffsetRan
 
 def test_joined_commits_are_separate_ranges(ground: Ground) -> None:
     ground.commit(span(1, 0, 5))
-    ground.commit(span(1, 5, 30), joined=((12, "run-1"), (20, "run-2")))
+    ground.commit(span(1, 5, 30), joined=JOINED)
     assert past(ground) == [
         (span(1, 20, 30), True),
         (span(1, 12, 20), True),
@@ -191,12 +194,22 @@ def test_joined_commits_are_separate_ranges(ground: Ground) -> None:
     ]
 
 
+def test_merged_commits_are_no_single_range(ground: Ground) -> None:
+    merged = CommitParts.of([CommitPart(12, "run-1"), CommitPart(20, "run-2", 4, 2, None, 3)])
+    ground.commit(span(1, 5, 30), joined=merged)
+    assert past(ground) == [
+        (span(1, 20, 30), True),
+        (span(1, 12, 20), False),
+        (span(1, 5, 12), True),
+    ]
+
+
 def test_late_commit_is_one_range_if_its_run_has_that_range(ground: Ground) -> None:
     ground.commit(span(1, 0, 5), is_late=True)
     assert past(ground) == [(span(1, 0, 5), False)]
     run = make_run(ground.instance, batch_request("b-1", span(1, 5, 9)), Status.SUCCESS)
     wanted = RecordCommit(span(1, 5, 9), 1, "b-1", run.run_id, 0, None, None, is_late=True)
-    ground.catalogue.record_commit(wanted)
+    ground.catalogue.record_commits([wanted])
     assert past(ground)[0] == (span(1, 5, 9), True)
 
 
@@ -215,8 +228,30 @@ def test_late_commit_of_a_streaming_run_has_the_ranges_of_its_materializations(
 
     run_id = streaming.execute_in_process(instance=ground.instance).run_id
     wanted = RecordCommit(span(1, 0, 9), 1, "s.x.1.1", run_id, 0, None, None, is_late=True)
-    ground.catalogue.record_commit(wanted)
+    ground.catalogue.record_commits([wanted])
     assert past(ground) == [(span(1, 5, 9), True), (span(1, 0, 5), True)]
+
+
+def test_late_commit_has_the_ranges_of_a_joined_materialization(ground: Ground) -> None:
+    ranges = JoinedRanges()
+    for number, batch in enumerate(([span(1, 0, 5), span(0, 0, 9)], [span(1, 5, 9)]), 1):
+        ranges.add(batch, number)
+
+    @dg.op
+    def show(context) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates the annotation
+        packed = dg.MetadataValue.json({"ranges": ranges.packed()})
+        shown = {"ranges": dg.MetadataValue.md(str(ranges)), "joined": packed}
+        context.log_event(dg.AssetMaterialization("work", metadata=shown))
+
+    @dg.job
+    def streaming() -> None:
+        show()
+
+    run_id = streaming.execute_in_process(instance=ground.instance).run_id
+    for until, whole in ((9, [(span(1, 5, 9), True), (span(1, 0, 5), True)]), (8, [])):
+        wanted = RecordCommit(span(1, 0, until), 1, "s.x.1.1", run_id, 0, None, None, is_late=True)
+        ground.catalogue.record_commits([wanted])
+        assert past(ground)[:2] == (whole or [(span(1, 0, 8), False), (span(1, 5, 9), True)])
 
 
 def test_only_the_needed_part_of_the_history_is_read(
@@ -333,7 +368,8 @@ def test_deleted_run_of_a_rerun_is_ended_on_all_its_ranges(ground: Ground) -> No
     ground.book.add([replace(batch, ranges=ranges)])
     claims = [(batch.batch_id, range_) for range_ in ranges]
     notes = RangeOwners(ground.instance)
-    notes.write(RangeOwner("gone", 1, is_finished=True), claims)
+    notes.begin("gone", 1, claims)
+    notes.finish("gone", 1, claims)
     for _ in range(2):
         ground.tick()
     assert notes.read(claims) == {}
@@ -462,7 +498,7 @@ def test_one_code_location_schedules_reruns(ground: Ground) -> None:
     ground.begin()
     assert ground.tick(location="blue").run_requests
     assert f"blue:{ground.name}_sensor schedules" in ground.tick(location="green").skip_message
-    ground.monkeypatch.setattr(rerun_scheduler, "_LEASE_S", -10.0)
+    ground.monkeypatch.setattr(rerun_tick, "_LEASE_S", -10.0)
     assert ground.tick(location="green").run_requests
 
 
@@ -585,7 +621,7 @@ def ask(ground: Ground, **config: Any) -> tuple[bool, str]:  # noqa: ANN401 - fi
     name = f"{ground.name}_rerun"
     result = ground.defs.resolve_job_def(name).execute_in_process(
         instance=ground.instance,
-        run_config={"ops": {f"{name}_order": {"config": config}}},
+        run_config={"ops": {f"{name}_request": {"config": config}}},
         raise_on_error=False,
     )
     entries = ground.instance.all_logs(result.run_id)
@@ -614,6 +650,7 @@ def test_launchpad_plans_and_starts_a_rerun(ground: Ground) -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
+        ({}, "name the partitions"),
         ({"partitions": ["*"]}, "name the part to process again"),
         ({"partitions": ["*"], "since": "soon"}, "'soon' is not a time"),
         ({"partitions": ["*"], "since": "2020-01-01", "until": "2020-01-02"}, "give a name"),

@@ -112,8 +112,8 @@ def test_directives_are_shown(scene: Scene) -> None:
         scene.kafka.group_id,
         DirectiveRequest(Action.PAUSE, ["orders:1"], "ada", "away"),
     )
-    assert scene.row(1).ordered.startswith("paused by ada since ")
-    assert scene.row(0).ordered == ""
+    assert scene.row(1).paused.startswith("paused by ada since ")
+    assert scene.row(0).paused == ""
 
 
 def test_unreadable_directives_are_an_error(scene: Scene) -> None:

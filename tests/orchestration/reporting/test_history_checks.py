@@ -75,7 +75,7 @@ def test_adjacent_commits_pass_the_gap_check_once(instance: dg.DagsterInstance) 
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     for start in (0, 10, 20):
-        catalogue.record_commit(replace(COMMIT, range=span(0, start, start + 10)))
+        catalogue.record_commits([replace(COMMIT, range=span(0, start, start + 10))])
     assert told(instance, assets.offsets, GAP_CHECK) == [True]
     said = by_hand(instance, "etl", GAP_CHECK)
     assert said.passed
@@ -87,7 +87,7 @@ def test_offsets_skipped_by_a_reset_are_no_gap(instance: dg.DagsterInstance, eve
     """A quiet group has hundreds of events between two commits."""
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
-    catalogue.record_commit(COMMIT)
+    catalogue.record_commits([COMMIT])
     forward = Move(tp(0), OffsetAndMetadata(10), OffsetAndMetadata(25, ""))
     back = Move(tp(1), OffsetAndMetadata(9), OffsetAndMetadata(3, ""))
     catalogue.record_moves([forward, back], by="ada", reason="bad records")
@@ -96,7 +96,7 @@ def test_offsets_skipped_by_a_reset_are_no_gap(instance: dg.DagsterInstance, eve
         instance.report_runless_asset_event(event)
     for _ in range(events):
         instance.report_runless_asset_event(dg.AssetObservation(assets.group))
-    catalogue.record_commit(replace(COMMIT, range=span(0, 25, 30)))
+    catalogue.record_commits([replace(COMMIT, range=span(0, 25, 30))])
     assert told(instance, assets.offsets, GAP_CHECK) == [True, True]
     assert by_hand(instance, "etl", GAP_CHECK).passed
 
@@ -106,9 +106,9 @@ def test_gap_fails_the_check_and_links_the_runs_beside_it(
 ) -> None:
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
-    catalogue.record_commit(COMMIT)
-    catalogue.record_commit(replace(COMMIT, range=span(0, 25, 30), run_id="9a0f22c1-2"))
-    catalogue.record_commit(replace(COMMIT, range=span(0, 30, 40)))
+    catalogue.record_commits([COMMIT])
+    catalogue.record_commits([replace(COMMIT, range=span(0, 25, 30), run_id="9a0f22c1-2")])
+    catalogue.record_commits([replace(COMMIT, range=span(0, 30, 40))])
     assert told(instance, assets.offsets, GAP_CHECK) == [True, False]
     said = by_hand(instance, "etl", GAP_CHECK)
     assert (said.passed, said.severity) == (False, dg.AssetCheckSeverity.ERROR)
@@ -125,18 +125,18 @@ def test_gap_older_than_many_commits_of_other_partitions_is_found(
     monkeypatch.setattr(checks, "_COMMITS_READ", 5)
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
-    catalogue.record_commit(COMMIT)
+    catalogue.record_commits([COMMIT])
     for start in range(0, 100, 10):
-        catalogue.record_commit(replace(COMMIT, range=span(1, start, start + 10)))
-    catalogue.record_commit(replace(COMMIT, range=span(0, 25, 30)))
+        catalogue.record_commits([replace(COMMIT, range=span(1, start, start + 10))])
+    catalogue.record_commits([replace(COMMIT, range=span(0, 25, 30))])
     assert told(instance, assets.offsets, GAP_CHECK) == [True, False]
 
 
 def test_old_gap_is_not_reported_again_by_a_new_member(instance: dg.DagsterInstance) -> None:
     assets = GroupAssets.of("etl")
-    member(instance, assets).record_commit(COMMIT)
-    member(instance, assets).record_commit(replace(COMMIT, range=span(0, 25, 30)))
-    member(instance, assets).record_commit(replace(COMMIT, range=span(0, 30, 40)))
+    member(instance, assets).record_commits([COMMIT])
+    member(instance, assets).record_commits([replace(COMMIT, range=span(0, 25, 30))])
+    member(instance, assets).record_commits([replace(COMMIT, range=span(0, 30, 40))])
     assert told(instance, assets.offsets, GAP_CHECK) == [True, False]
 
 
@@ -199,7 +199,7 @@ def test_many_events_remove_no_member_from_the_member_table(
 
 def test_manual_materializations_are_no_commits(instance: dg.DagsterInstance) -> None:
     assets = GroupAssets.of("etl")
-    member(instance, assets).record_commit(COMMIT)
+    member(instance, assets).record_commits([COMMIT])
     for partition in ("orders-0", "a custom partition key", None):
         reported: tuple[dict[str, Any], ...] = ({}, {"start": 5, "until": 5, "run": "r"})
         for metadata in reported:

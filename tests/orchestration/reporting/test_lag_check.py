@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,14 +23,16 @@ from dagster_rebalance.orchestration.reporting.checks import (
 )
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from tests.orchestration.bench import Bench
+from tests.orchestration.bench import SETTINGS, Bench
+from tests.orchestration.member.story import evaluations as evaluations_of_stops
 from tests.orchestration.parts import GROUPS, kafka_in_memory, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp
+    from dagster_rebalance.orchestration.ports import ShownStops
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 
@@ -87,8 +91,61 @@ def test_lag_of_all_partitions_is_observed(
     assert "was not written by dagster_rebalance" in row["state"]
 
 
+def test_scan_reads_some_partitions_in_each_turn(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_rebalance.orchestration.member.group_report._MOST_AT_ONCE", 2)
+    bench = Bench(instance, partitions=5, settings=replace(SETTINGS, lag_every_s=10.0))
+    bench.until(lambda: observed(instance, bench.assets.lag), 2000)
+    read: list[int] = []
+    real = bench.group.beginning_offsets
+
+    def beginning_offsets(
+        partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
+        read.append(len(partitions))
+        return real(partitions, timeout_s)
+
+    monkeypatch.setattr(bench.group, "beginning_offsets", beginning_offsets)
+    bench.group.produce(tp(4), 7)
+    bench.until(lambda: read)
+    assert read == [2]
+    bench.turn()
+    assert read == [2, 2]
+    bench.until(lambda: len(observed(instance, bench.assets.lag)) > 1)
+    assert read[:3] == [2, 2, 1]
+    assert figures(observed(instance, bench.assets.lag)[-1], "lag", "partitions") == [57, 5]
+
+
+def test_observations_and_results_count_towards_the_budget_of_records(
+    instance: dg.DagsterInstance,
+) -> None:
+    bench = Bench(instance, settings=replace(SETTINGS, lag_every_s=10.0))
+    bench.until(lambda: observed(instance, bench.assets.lag), 2000)
+    bench.turn()
+    assigned = [one for one in bench.observed() if one["event"] == "assigned"]
+    lag, stops = observed(instance, bench.assets.lag), evaluations_of_stops(bench)
+    assert [len(assigned), len(lag), len(stops)] == [1, 1, 1]
+    assert sum(bench.engine.owed) == len([*assigned, *lag, *stops])
+
+
+def test_incomplete_scan_is_dropped_after_a_standstill(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_rebalance.orchestration.member.group_report._MOST_AT_ONCE", 2)
+    bench = Bench(instance, partitions=5, settings=replace(SETTINGS, lag_every_s=10.0))
+    report = bench.member_loop._report
+    bench.until(lambda: report._scanning)
+    before = len(observed(instance, bench.assets.lag))
+    bench.group.clock.advance(11)
+    bench.turn()
+    assert report._scanning is None
+    assert len(observed(instance, bench.assets.lag)) == before
+    bench.until(lambda: len(observed(instance, bench.assets.lag)) > before, 2000)
+
+
 def test_row_links_the_run_that_processes_it(instance: dg.DagsterInstance) -> None:
-    bench = Bench(instance)
+    bench = Bench(instance, settings=replace(SETTINGS, lag_every_s=10.0))
     bench.batch_requests()
     run = bench.run(dg.DagsterRunStatus.STARTED)
     bench.until(lambda: rows(observed(instance, bench.assets.lag)[-1])[0]["run"], 2000)
@@ -165,6 +222,122 @@ def test_stopped_partition_is_observed_at_once(instance: dg.DagsterInstance) -> 
         lambda: observed(instance, bench.assets.lag)[-1].metadata["stopped_partitions"].value
     )
     assert bench.group.clock() - before < 12
+
+
+def test_pause_and_resume_are_observed_at_once(instance: dg.DagsterInstance) -> None:
+    bench = Bench(instance, records=0)
+    bench.turn(450)
+    seen = len(observed(instance, bench.assets.lag))
+
+    def paused() -> list[object]:
+        newest = observed(instance, bench.assets.lag)[seen:]
+        return [one.metadata["paused_partitions"].value for one in newest]
+
+    for action, wanted in ((Action.PAUSE, [1]), (Action.RESUME, [1, 0])):
+        before = bench.group.clock()
+        issue_directive(instance, "etl", DirectiveRequest(action, ("*",), "ada", "away"))
+        bench.until(lambda: len(paused()) == len(wanted))  # noqa: B023 - called in this turn
+        assert paused() == wanted
+        assert bench.group.clock() - before < 12
+    issue_directive(instance, "etl", DirectiveRequest(Action.RETRY, ("*",), "ada", "away"))
+    bench.turn(50)
+    assert len(observed(instance, bench.assets.lag)) == seen + 2, "a retry changes no figure"
+
+
+@contextmanager
+def reports_of_a_stop(
+    bench: Bench, partition: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[Callable[[], object]]]:
+    """Stop a partition, and yield the reports of it, which the storage does not carry out."""
+    reports: list[Callable[[], object]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.member_loop._report, "_show", lambda work, _: reports.append(work))
+        bench.group.produce(partition, 10)
+        bench.consumer.refuses = {partition: "the right to commit was taken away"}
+        bench.until(lambda: bench.engine.partitions[partition].stop_reason)
+        reports.clear()
+        bench.until(lambda: reports)
+        yield reports
+
+
+@pytest.mark.parametrize("first", ["report", "member"])
+def test_report_from_before_a_standstill_is_not_shown(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Another member may own the partition since, and has shown that it continues."""
+    bench = Bench(instance, records=0)
+    bench.turn(50)
+    catalogue = bench.member_loop.dependencies.catalogue
+    with reports_of_a_stop(bench, tp(0), monkeypatch) as reports:
+        report = reports[0]
+    read = catalogue.shown_stops
+
+    def stands_still() -> ShownStops:
+        monkeypatch.setattr(catalogue, "shown_stops", read)
+        bench.group.clock.advance(11)
+        if first == "member":
+            bench.turn()
+        return read()
+
+    monkeypatch.setattr(catalogue, "shown_stops", stands_still)
+    report()
+    assert not catalogue.shown_stops().partitions
+    bench.until(lambda: catalogue.shown_stops().partitions, 2000)
+
+
+def test_report_of_a_stop_is_not_shown_after_its_partition_has_gone(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow storage: its next owner may have shown meanwhile that it continues."""
+    bench = Bench(instance, partitions=2, records=0)
+    bench.turn(50)
+    catalogue = bench.member_loop.dependencies.catalogue
+    with reports_of_a_stop(bench, tp(1), monkeypatch) as reports:
+        other = bench.joined_by_another()
+
+        def has_gone() -> bool:
+            other.poll(0)
+            return tp(1) not in bench.engine.partitions or tp(0) not in bench.engine.partitions
+
+        bench.until(has_gone)
+    assert tp(1) not in bench.engine.partitions
+    reports[-1]()
+    assert not catalogue.shown_stops().partitions
+
+
+def test_late_report_of_stops_does_not_replace_a_newer_one(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage worker continues in another thread while a report hangs."""
+    bench = Bench(instance, records=0)
+    bench.turn(50)
+    reports: list[Callable[[], object]] = []
+    monkeypatch.setattr(bench.member_loop._report, "_show", lambda work, _: reports.append(work))
+
+    def next_report(*, is_stopped: bool) -> Callable[[], object]:
+        bench.until(lambda: bool(bench.engine.partitions[tp(0)].stop_reason) is is_stopped)
+        before = len(reports)
+        bench.member_loop._report.add_news(is_stop=True)
+        bench.until(lambda: len(reports) > before)
+        return reports[-1]
+
+    bench.group.produce(tp(0), 10)
+    bench.consumer.refuses = {tp(0): "the right to commit was taken away"}
+    late = next_report(is_stopped=True)
+    bench.consumer.refuses = {}
+    newer = next_report(is_stopped=False)
+    catalogue = bench.member_loop.dependencies.catalogue
+    read = catalogue.shown_stops
+
+    def hangs() -> ShownStops:
+        monkeypatch.setattr(catalogue, "shown_stops", read)
+        before = read()
+        newer()
+        return before
+
+    monkeypatch.setattr(catalogue, "shown_stops", hangs)
+    late()
+    assert not catalogue.shown_stops().partitions
 
 
 def test_refused_lag_request_ends_no_member(

@@ -118,7 +118,7 @@ def test_commit_of_any_topic_is_recorded_and_read(
     commit = RecordCommit(
         range=span, epoch=1, batch_id="b", run_id="r", lag=0, claim_to_commit_s=None, drain_s=None
     )
-    catalogue.record_commit(commit)
+    catalogue.record_commits([commit])
     assert catalogue.last_recorded([span.topic_partition]) == {
         span.topic_partition: LastRecorded(12, "r")
     }

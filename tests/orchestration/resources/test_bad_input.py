@@ -71,7 +71,8 @@ class Location:
         wait_until(fails, timeout_s=PATIENCE_S, what="the tick to fail")
         return found[0]
 
-    def stopped(self) -> str:
+    def stopped(self) -> tuple[str, str]:
+        """Wait for the check, and return the reason of the stop and what to do."""
         last: list[str] = []
 
         def shown() -> dg.AssetCheckEvaluation | None:
@@ -89,12 +90,14 @@ class Location:
         )
         reason = check.description or ""
         assert not check.passed
+        table = check.metadata["stopped"]
+        assert isinstance(table, dg.TableMetadataValue)
         wait_until(
             lambda: reason.split(": ", 1)[1][:20] in self.tick(),
             timeout_s=PATIENCE_S,
             what="the tick to say it, too",
         )
-        return reason
+        return reason, str(table.records[0].data["what_to_do"])
 
 
 @pytest.fixture
@@ -215,12 +218,12 @@ def test_foreign_metadata_stops_partition_with_reason(
         group_id=group_id,
         topics=[topic],
     )
-    reason = location.stopped()
+    reason, remedy = location.stopped()
     assert reason.startswith(
         f"{topic}-0: the metadata 'checkpoint of another client' was not written by "
         "dagster_rebalance"
     )
-    assert f"dagster-rebalance reset {topic}:0 --to-current --yes" in reason
+    assert f"dagster-rebalance reset {topic}:0 --to-current --yes" in remedy
     with location.kafka.connect() as reader:
         (stored,) = reader.committed([OurPartition(topic, 0)]).values()
     assert stored is not None
@@ -246,7 +249,7 @@ def test_offset_deleted_by_retention_stops_partition_with_reason(
         group_id=group_id,
         topics=[topic],
     )
-    reason = location.stopped()
+    reason, _ = location.stopped()
     assert reason.startswith(
         f"{topic}-0: Kafka's retention deleted records from offset 2 on before they were processed"
     )

@@ -321,19 +321,25 @@ def test_settings_reach_the_engine() -> None:
 
 @pytest.mark.parametrize(
     ("given", "streams", "record_every_s"),
-    [(None, False, 0), (None, True, 10), (0.0, True, 0), (60.0, False, 60)],
+    [(None, False, 0), (None, True, 600), (0.0, True, 0), (60.0, False, 60)],
 )
 def test_record_interval_reaches_the_engine(
     given: float | None, *, streams: bool, record_every_s: float
 ) -> None:
-    settings = resource(record_every_s=given).engine_settings(streams=streams)
-    assert settings.record_every_s == record_every_s
+    settings = resource(record_every_s=given, records_per_minute=7).engine_settings(streams=streams)
+    assert (settings.record_every_s, settings.records_per_minute) == (record_every_s, 7.0)
+
+
+@pytest.mark.parametrize(("streams", "records"), [(False, 60.0), (True, 4.0)])
+def test_budget_of_records_depends_on_the_form_of_run(*, streams: bool, records: float) -> None:
+    assert resource().engine_settings(streams=streams).records_per_minute == records
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"record_every_s": -1.0}, r"record_every_s=-1 .*must be at least 0"),
+        ({"records_per_minute": 0.0}, "records_per_minute=0.* must be above 0"),
         ({"lag_every_s": 9.0}, "lag_every_s=9 .*at least 10"),
         ({"lag_every_s": -1.0}, "lag_every_s=-1 .*at least 10"),
         ({"lag_every_s": float("inf")}, "lag_every_s=inf .*at least 10"),

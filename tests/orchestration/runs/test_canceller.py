@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dagster_rebalance.orchestration.runs.canceller import (
     MAX_REPLACED,
     MAX_THREADS,
@@ -17,8 +19,6 @@ from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
 
 class _Runs:
@@ -222,3 +222,33 @@ def test_work_runs_inline_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch
     done = []
     in_thread("cancelling run-1", lambda: done.append("run-1"))
     assert done == ["run-1"]
+
+
+def refuse(_thread: threading.Thread) -> None:
+    message = "can't start new thread"
+    raise RuntimeError(message)
+
+
+def test_work_is_refused_if_the_process_has_too_many_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The member would wait for a launcher."""
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[str] = []
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        in_thread("cancelling run-1", lambda: done.append("run-1"))
+    assert not done
+
+
+def test_run_is_cancelled_once_a_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = _Runs()
+    port.may_go_on.set()
+    stage = _Stage(port)
+    with monkeypatch.context() as crowded:
+        crowded.setattr(threading.Thread, "start", refuse)
+        stage.ender.cancel(["run-1"])
+    assert stage.notes == ["no thread could be started to end runs: can't start new thread"]
+    stage.threads.clear()
+    stage.ender.cancel(["run-1"])
+    stage.wait()
+    assert port.asked == [("cancel", "run-1")]

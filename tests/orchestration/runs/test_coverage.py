@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.runs.progress import Succeeded, ToRequest, progress_of
+from dagster_rebalance.core.runs.run_index import RunIndex
 from dagster_rebalance.orchestration.runs.coverage import UNKNOWN, Coverage
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.run_tags import run_config, run_tags
@@ -106,7 +107,7 @@ class Desk:
             return result.run_id
 
     def selected(self, *assets: str) -> None:
-        """Materialise some assets manually, with the tags and the config of the batch."""
+        """Materialize some assets manually, with the tags and the config of the batch."""
         keys = [dg.AssetKey(asset) for asset in assets]
         config = run_config(self._offer, "kafka_batch")
         whole_job().execute_in_process(
@@ -120,7 +121,7 @@ class Desk:
         return progress_of(
             span(0),
             self._offer.batch_id,
-            RunLedger(self._instance, "etl").read([self._offer.batch_id]),
+            RunIndex(RunLedger(self._instance, "etl").read([self._offer.batch_id])),
             max_attempts=3,
         )
 

@@ -19,7 +19,11 @@ from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
-from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, format_partitions
+from dagster_rebalance.orchestration.storage.heartbeats import (
+    Heartbeats,
+    format_partitions,
+    partitions_in,
+)
 from dagster_rebalance.orchestration.storage.run_tags import (
     RunEvent,
     record_run_event,
@@ -52,7 +56,7 @@ be heard."""
 
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check and send heartbeats often, whatever the time-out is."""
+    """Check and send heartbeats often, whatever the timeout is."""
     monkeypatch.setattr(heartbeat_module, "_CHECKS_PER_TIMEOUT", 100_000)
     monkeypatch.setattr(heartbeat_module, "_BEATS_PER_TIMEOUT", 100_000)
 
@@ -85,13 +89,13 @@ def test_heartbeat_changes_while_run_works(
 
 
 @pytest.mark.parametrize("timeout_s", [20.0, 0.5, 123_456_789.0])
-@pytest.mark.parametrize("partitions", [[], [tp(0), tp(2)]])
+@pytest.mark.parametrize("partitions", [frozenset(), frozenset({tp(0), tp(2)})])
 def test_heartbeat_has_the_timeout_that_the_run_began_with(
     instance: dg.DagsterInstance,
     batch_id: str,
     run: dg.DagsterRun,
     timeout_s: float,
-    partitions: list[TopicPartition],
+    partitions: frozenset[TopicPartition],
 ) -> None:
     """A deploy may shorten it."""
     heartbeat = Heartbeat(instance, run, timeout_s=timeout_s)
@@ -99,7 +103,22 @@ def test_heartbeat_has_the_timeout_that_the_run_began_with(
     heartbeat.begin()
     (seen,) = RunLedger(instance, "etl").read({batch_id})
     assert seen.heartbeat_timeout_s == timeout_s
-    assert seen.active_partitions == frozenset(partitions)
+    assert seen.active_partitions == partitions
+
+
+@pytest.mark.parametrize(
+    "heartbeat",
+    ["3/60.0", "3/60.0 -", "3/60.0 - ", "3/60.0 - p q", "x - p", "3 orders p", "3 -- p"],
+)
+def test_partitions_in_a_malformed_heartbeat_are_unknown(heartbeat: str) -> None:
+    assert partitions_in(heartbeat) is None
+
+
+def test_partitions_in_consecutive_heartbeats_are_the_same_set() -> None:
+    text = format_partitions(frozenset({tp(0), tp(2)}))
+    first, second = (partitions_in(f"{number}/60.0 {text} p") for number in (3, 4))
+    assert first is second
+    assert text is format_partitions(frozenset({tp(0), tp(2)}))
 
 
 def test_heartbeat_interval_is_a_sixth_of_the_timeout(

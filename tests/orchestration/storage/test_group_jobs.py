@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.runs.progress import InFlight, Succeeded, ToRequest, progress_of
+from dagster_rebalance.core.runs.run_index import RunIndex
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
 from dagster_rebalance.testing.fixtures import unique_name
@@ -30,7 +31,7 @@ def progress(
     return progress_of(
         span(0),
         batch_id,
-        RunLedger(instance, group_id, own_job=own_job).read([batch_id]),
+        RunIndex(RunLedger(instance, group_id, own_job=own_job).read([batch_id])),
         max_attempts=3,
     )
 

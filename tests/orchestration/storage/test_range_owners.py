@@ -12,7 +12,12 @@ from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage import key_values
-from dagster_rebalance.orchestration.storage.range_owners import RangeOwner, RangeOwners
+from dagster_rebalance.orchestration.storage.key_values import KeyValues
+from dagster_rebalance.orchestration.storage.range_owners import (
+    ProcessingRun,
+    RangeOwners,
+    _owner_key,
+)
 from tests.orchestration.parts import EACH_STORAGE, batch_request, make_run, span
 
 Status = dg.DagsterRunStatus
@@ -132,13 +137,12 @@ def test_run_considered_dead_keeps_record_of_its_successor(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
     notes, claims = RangeOwners(instance), [(batch_id, span(number)) for number in range(2)]
-    notes.write(RangeOwner("first", 1, is_finished=False), claims)
+    notes.begin("first", 1, claims)
     notes.finish("first", 1, claims)
     assert [note.is_finished for note in notes.read(claims).values()] == [True, True]
-    second = RangeOwner("second", 2, is_finished=False)
-    notes.write(second, claims)
+    notes.begin("second", 2, claims)
     notes.finish("first", 1, claims)
-    assert list(notes.read(claims).values()) == [second, second]
+    assert list(notes.read(claims).values()) == [ProcessingRun("second", 2, is_finished=False)] * 2
 
 
 def test_process_of_resumed_run_does_not_work(instance: dg.DagsterInstance, batch_id: str) -> None:
@@ -155,8 +159,8 @@ def test_range_owner_is_complete_if_some_keys_exist(
 ) -> None:
     """On SQLite, Dagster drops new keys from a write with known ones."""
     notes, claims = RangeOwners(instance), [(batch_id, span(number)) for number in range(6)]
-    notes.write(RangeOwner("old", 1, is_finished=False), claims[1:3])
-    notes.write(RangeOwner("new", 2, is_finished=False), claims)
+    notes.begin("old", 1, claims[1:3])
+    notes.begin("new", 2, claims)
     assert [note.run_id for note in notes.read(claims).values()] == ["new"] * 6
 
 
@@ -165,8 +169,8 @@ def test_range_owners_that_share_a_slot_are_distinguished(
 ) -> None:
     monkeypatch.setattr(key_values, "SLOTS", 1)
     notes = RangeOwners(instance)
-    notes.write(RangeOwner("old", 1, is_finished=False), [(batch_id, span(0))])
-    notes.write(RangeOwner("new", 2, is_finished=False), [(batch_id, span(1)), (batch_id, span(2))])
+    notes.begin("old", 1, [(batch_id, span(0))])
+    notes.begin("new", 2, [(batch_id, span(1)), (batch_id, span(2))])
     claims = [(batch_id, span(number)) for number in range(3)]
     assert {claim[1]: note.run_id for claim, note in notes.read(claims).items()} == {
         span(1): "new",
@@ -176,3 +180,34 @@ def test_range_owners_that_share_a_slot_are_distinguished(
     assert len(notes.read(claims)) == 2
     notes.erase("new", claims)
     assert notes.read(claims) == {}
+
+
+def test_record_of_a_range_owner_does_not_grow_with_the_other_ranges_of_its_batch(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    claims = [(batch_id, span(number)) for number in range(100)]
+    written = KeyValues(instance)
+    before = {key: value for key, value in written.read(map(_owner_key, claims)).items() if value}
+    RangeOwners(instance).begin("run", 1, claims)
+    values = written.read(map(_owner_key, claims))
+    assert before == {}
+    assert sum(map(len, values.values())) < 100 * 100
+    assert len(RangeOwners(instance).read(claims)) == 100
+
+
+def test_deleted_run_with_many_ranges_is_asked_for_once(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = at_work(instance, batch_id, *range(20))
+    instance.delete_run(run.run_id)
+    real, asked = instance.get_run_by_id, list[str]()
+
+    def get_run_by_id(run_id: str) -> dg.DagsterRun | None:
+        asked.append(run_id)
+        return real(run_id)
+
+    monkeypatch.setattr(instance, "get_run_by_id", get_run_by_id)
+    (seen,) = [
+        one for one in look(instance, batch_id, None, *range(20)) if one.batch_id == batch_id
+    ]
+    assert (len(seen.ranges), asked) == (20, [run.run_id])

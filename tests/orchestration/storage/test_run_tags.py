@@ -13,7 +13,8 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     GROUP_TAG,
     RANGES_TAG,
     format_range,
-    parse_range,
+    format_ranges,
+    parse_ranges,
     ranges_in,
     run_config,
     run_tags,
@@ -77,18 +78,52 @@ def test_unreadable_run_config_has_no_ranges(config: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["orders", "orders:0:1", "orders:0:1:2:3", "orders:x:1:2", "orders:0:-1:2", "orders:0:1:²"],
+    ("text", "shown"),
+    [
+        ("orders", "orders"),
+        ("orders:0:1", "orders:0:1"),
+        ("orders:0:1:2:3", "orders:0:1:2:3"),
+        ("orders:x:1:2", "orders:x:1:2"),
+        ("orders:0:-1:2", "orders:0:-1:2"),
+        ("orders:0:1:²", "orders:0:1:²"),
+        ("orders:0:1:2,1:5", "orders:1:5"),
+        ("orders:0:1:2,", "orders:"),
+        ("orders:0:1:2,payments:0:1:2", "orders:payments:0:1:2"),
+    ],
 )
-def test_parse_range_names_the_invalid_text(text: str) -> None:
+def test_parse_ranges_names_the_invalid_text(text: str, shown: str) -> None:
     with pytest.raises(ValueError, match="is not a range") as problem:
-        parse_range(text)
-    assert repr(text) in str(problem.value)
+        list(parse_ranges([text]))
+    assert str(problem.value).startswith(repr(shown))
 
 
 def test_range_separator_is_no_topic_character() -> None:
     assert format_range(OffsetRange("a-b.c_d", 3, 120, 240)) == "a-b.c_d:3:120:240"
-    assert parse_range("a-b.c_d:3:120:240") == OffsetRange("a-b.c_d", 3, 120, 240)
+    assert list(parse_ranges(["a-b.c_d:3:120:240"])) == [OffsetRange("a-b.c_d", 3, 120, 240)]
+
+
+def test_few_ranges_have_one_text_each() -> None:
+    few = [span(number) for number in range(100)]
+    assert format_ranges(few) == [f"orders:{number}:0:10" for number in range(100)]
+
+
+def test_many_ranges_have_one_text_for_each_topic() -> None:
+    others = [OffsetRange("payments", number, 7, 9) for number in range(2)]
+    many = [*(span(number) for number in range(100)), *others]
+    joined, last = format_ranges(many)
+    assert joined.startswith("orders:0:0:10,1:0:10,2:0:10,")
+    assert last == "payments:0:7:9,1:7:9"
+
+
+@given(st.lists(ranges, min_size=101, max_size=101))
+def test_many_ranges_keep_their_order(many: list[OffsetRange]) -> None:
+    """A run that is requested again has the same run key."""
+    assert list(parse_ranges(format_ranges(many))) == many
+
+
+def test_list_of_ranges_of_an_earlier_release_is_read() -> None:
+    many = [span(number) for number in range(200)]
+    assert list(parse_ranges(map(format_range, many))) == many
 
 
 def test_run_tags_shorten_many_ranges() -> None:

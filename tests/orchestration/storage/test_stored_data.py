@@ -35,9 +35,9 @@ from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity, MemberLease
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import (
-    AbandonedClaims,
-    RangeOwner,
+    ProcessingRun,
     RangeOwners,
+    StreamingRunRecords,
 )
 from dagster_rebalance.orchestration.storage.run_tags import (
     RunEvent,
@@ -182,7 +182,7 @@ def test_run_event_is_read_and_written_by_its_name(
 
 
 def test_heartbeat_of_a_streaming_run_is_read_by_its_number(instance: dg.DagsterInstance) -> None:
-    number = AbandonedClaims(instance).number(STREAM)
+    number = StreamingRunRecords(instance).storage_id(STREAM)
     assert number == 17
     assert Heartbeats(instance).read({STREAM: number}) == {
         STREAM: "8/30.5 orders:3,4;payments:0 boot:3:4"
@@ -204,18 +204,19 @@ def test_heartbeat_of_a_streaming_run_is_read_by_its_number(instance: dg.Dagster
 
 def test_range_owners_are_read_and_written(instance: dg.DagsterInstance) -> None:
     owners = RangeOwners(instance)
-    note = RangeOwner(RUN, 1, is_finished=False)
+    note = ProcessingRun(RUN, 1, is_finished=False)
     assert owners.read(BATCH) == dict.fromkeys(BATCH, note)
     owners.finish(RUN, 1, BATCH)
+    own = BATCH_TEXT.rpartition(" ")[0]
     assert values_of(instance, key_of("work")) == {
-        key_of("work"): BATCH_TEXT.replace("at_work", "finished")
+        key_of("work"): own.replace("at_work", "finished")
     }
-    owners.write(note, BATCH)
-    assert values_of(instance, key_of("work")) == {key_of("work"): BATCH_TEXT}
+    owners.begin(RUN, 1, BATCH)
+    assert values_of(instance, key_of("work")) == {key_of("work"): own}
 
 
 def test_outcomes_of_abandoned_claims_are_read_and_written(instance: dg.DagsterInstance) -> None:
-    claims = AbandonedClaims(instance)
+    claims = StreamingRunRecords(instance)
     outcomes = dict(zip(STREAMED, (BatchOutcome.SUCCEEDED, BatchOutcome.INTERRUPTED), strict=True))
     assert claims.read(STREAMED) == outcomes
     assert claims.start_times([STREAM]) == {f"s.{STREAM}.5.1": 1764000000.0}
@@ -223,7 +224,7 @@ def test_outcomes_of_abandoned_claims_are_read_and_written(instance: dg.DagsterI
     instance.run_storage.set_cursor_values(dict.fromkeys(written, ""))
     claims.record(outcomes)
     claims.record_start(STREAM, f"s.{STREAM}.5.1", 1764000000.2)
-    claims.record_number(STREAM, 17)
+    claims.record_storage_id(STREAM, 17)
     assert values_of(instance, *written) == written
     assert values_of(instance, key_of("streams")) == {key_of("streams"): f"{STREAM} 17"}
 
@@ -371,23 +372,43 @@ def test_group_events_are_read(instance: dg.DagsterInstance) -> None:
     assert "process-2" in wanted.reason
 
 
-def test_check_of_stopped_partitions_is_read(instance: dg.DagsterInstance) -> None:
+@pytest.mark.parametrize(
+    ("rows", "reasons", "told"),
+    [
+        (
+            [
+                {"partition": "orders-3", "reason": "no price", "said_by": "owner"},
+                {"partition": "orders-4", "reason": "paused", "said_by": "look"},
+            ],
+            ["no price", "paused"],
+            3,
+        ),
+        (
+            [
+                {
+                    "partition": f"orders-{number}",
+                    "reason": "no size",
+                    "what_to_do": "Fix it",
+                    "run": "",
+                    "found_by": by,
+                }
+                for number, by in ((3, "a scan of the group"), (4, "its owner"))
+            ],
+            ["no size. Fix it", "no size. Fix it"],
+            4,
+        ),
+    ],
+)
+def test_check_of_stopped_partitions_is_read(
+    instance: dg.DagsterInstance, rows: list[dict[str, str]], reasons: list[str], told: int
+) -> None:
     instance.report_runless_asset_event(
         dg.AssetCheckEvaluation(
             asset_key=GROUP.offsets,
             check_name="no_partition_stopped",
             passed=False,
             metadata={
-                "stopped": dg.MetadataValue.table(
-                    [
-                        dg.TableRecord(
-                            {"partition": "orders-3", "reason": "no price", "said_by": "owner"}
-                        ),
-                        dg.TableRecord(
-                            {"partition": "orders-4", "reason": "paused", "said_by": "look"}
-                        ),
-                    ]
-                ),
+                "stopped": dg.MetadataValue.table([dg.TableRecord({**row}) for row in rows]),
                 "stopped_partitions": dg.MetadataValue.int(2),
             },
         )
@@ -395,8 +416,5 @@ def test_check_of_stopped_partitions_is_read(instance: dg.DagsterInstance) -> No
     shown = Catalogue(
         instance, GROUP, MemberIdentity("shop", "etl_sensor", "process-1")
     ).shown_stops()
-    assert shown.reasons == {
-        TopicPartition("orders", 3): "no price",
-        TopicPartition("orders", 4): "paused",
-    }
-    assert (shown.partitions, set(shown.told)) == (2, {TopicPartition("orders", 3)})
+    assert [shown.reasons[TopicPartition("orders", number)] for number in (3, 4)] == reasons
+    assert (shown.partitions, set(shown.told)) == (2, {TopicPartition("orders", told)})

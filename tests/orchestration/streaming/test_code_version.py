@@ -48,6 +48,25 @@ def test_code_version_ignores_the_folder_of_the_code(project: Path, tmp_path: Pa
     assert code_version([load(copy, "assets")], "a") == version
 
 
+def test_code_version_ignores_the_order_of_the_folders_of_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two packages have files of the same name, and a deployment may put either one first."""
+    versions = set()
+    for first, second in (("a", "b"), ("b", "a")):
+        folders = [tmp_path / f"{first}{second}" / name for name in (first, second)]
+        bodies = []
+        for folder, package in zip(folders, ("one_shop", "other_shop"), strict=True):
+            (folder / package).mkdir(parents=True)
+            (folder / package / "__init__.py").write_text(f"def body(): return '{package}'\n")
+            with monkeypatch.context() as path:
+                path.syspath_prepend(folder)
+                sys.modules.pop(package, None)
+                bodies.append(importlib.import_module(package).body)
+        versions.add(code_version(bodies, "a"))
+    assert len(versions) == 1
+
+
 def test_change_of_an_imported_module_is_a_new_version(project: Path) -> None:
     body = load(project, "assets")
     before = code_version([body], "a")

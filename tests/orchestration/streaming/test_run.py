@@ -18,15 +18,22 @@ from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.run_snapshot import RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
+from dagster_rebalance.orchestration.member.loop import MemberLoop
 from dagster_rebalance.orchestration.runs import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.runs import process as run_process
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats, partitions_in
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
+from dagster_rebalance.orchestration.storage.range_owners import StreamingRunRecords
 from dagster_rebalance.orchestration.storage.run_tags import RunEvent, run_events_of
 from dagster_rebalance.orchestration.streaming.asset_calls import Results
-from dagster_rebalance.orchestration.streaming.stream_run import StreamCatalogue, StreamRun
+from dagster_rebalance.orchestration.streaming.reports import BatchReports
+from dagster_rebalance.orchestration.streaming.stream_run import (
+    BatchInterruptedError,
+    StreamCatalogue,
+    StreamRun,
+)
+from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import (
     GROUPS,
@@ -49,9 +56,12 @@ from tests.orchestration.streaming.stage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+    from dagster_rebalance.core.model import events
+    from dagster_rebalance.core.model.commands import OffsetWrite
     from dagster_rebalance.core.model.events import LeaveRequested
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 MANY = 300
 """Number of batches after which a run has to be asked to leave."""
@@ -61,6 +71,7 @@ FIRST = (span(0, 0, 3),)
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_rebalance.orchestration.streaming.stream_run._WAIT_S", 0.01)
+    monkeypatch.setattr("dagster_rebalance.orchestration.streaming.reports._RETRY_S", 0.01)
 
 
 def test_batches_follow_each_other_in_one_run(instance: dg.DagsterInstance) -> None:
@@ -77,12 +88,40 @@ def test_batches_follow_each_other_in_one_run(instance: dg.DagsterInstance) -> N
     assert stage.committed() == 7
     shown = stage.shown(dg.AssetKey("orders"))
     made = [said for said in shown if said.get("batch") in stage.ids]
-    assert [said["size"] for said in made] == [3, 2, 2]
+    assert [(said["offsets"], said["size"]) for said in made] == [(3, 3), (4, 2)], "two are joined"
     assert made[0]["batch"] == f"s.{run_id}.1.1"
+    assert made[1]["ranges"] == "- `orders-0` [3, 7) in 2 ranges"
     recorded = list(stage.shown(GroupAssets.of(stage.kafka.group_id).offsets))
     assert sum(int(str(said["offsets"])) for said in recorded) == 7
     assert {said["run"] for said in recorded} == {run_id}
     assert RunEvent.FINISHED in run_events_of(instance, run_id)
+
+
+def test_batch_that_is_claimed_ahead_begins_before_the_commit(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, real = threading.Event(), MemberLoop._written
+
+    def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> events.Event:
+        if any(write.new.offset > 0 for write in writes):
+            assert has_begun.wait(60), "the second batch waits for the commit of the first one"
+        return real(self, writes)
+
+    def body(stage: Stage, _batch: KafkaBatch) -> None:
+        if len(stage.batches) == 1:
+            known = stage.group.committed
+            wait_until(
+                lambda: len(decode(known[tp(0)]).claims) == 2, timeout_s=60, what="the next claim"
+            )
+        else:
+            has_begun.set()
+            leave()
+
+    monkeypatch.setattr(MemberLoop, "_written", written)
+    stage = Stage(instance, body, claim_ahead=True, max_records_per_range=3)
+    stage.run(6)
+    assert stage.batches == [FIRST, (span(0, 3, 6),)]
+    assert stage.committed() == 6
 
 
 def test_error_of_a_failed_batch_is_logged_and_outlives_the_run(
@@ -215,7 +254,7 @@ def test_range_that_fails_is_retried_alone_and_then_stops(instance: dg.DagsterIn
     assert batch is not None
     assert (batch.run_id, batch.attempt) == (run_id, 4)
     claim = (batch_id, range_)
-    assert AbandonedClaims(instance).read([claim]) == {claim: BatchOutcome.FAILED}
+    assert StreamingRunRecords(instance).read([claim]) == {claim: BatchOutcome.FAILED}
 
 
 def is_interrupted(stage: Stage, _batch: KafkaBatch) -> None:
@@ -334,7 +373,7 @@ def test_unavailable_storage_fails_no_batch(
     """The output exists: it is kept until Dagster takes the report."""
     fails = storage_fails(monkeypatch, times, error)
     if beats_at is not None:
-        monkeypatch.setattr(StreamRun, "_try_beat", lambda _: len(fails) == beats_at)
+        monkeypatch.setattr(BatchReports, "_try_beat", lambda _: len(fails) == beats_at)
     stage = Stage(instance, lambda *_: leave())
     stage.run()
     assert not fails
@@ -414,6 +453,78 @@ def test_interrupt_does_not_hit_the_report_of_a_failure(
     assert stage.committed() == 3
 
 
+def test_batch_that_is_done_is_not_interrupted_while_its_results_are_joined(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repeated batch would be added to the sums twice."""
+    succeed = BatchReports.succeed
+
+    def interrupted(reports: BatchReports, held: Collection[TopicPartition]) -> None:
+        succeed(reports, held)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    monkeypatch.setattr(BatchReports, "succeed", interrupted)
+    stage = Stage(instance, lambda *_: leave())
+    run_id = stage.run()
+    assert (stage.batches, stage.committed()) == ([FIRST], 3)
+    assert not any("interrupted" in text for text in stage.messages(run_id))
+
+
+def test_batch_that_is_done_is_committed_although_its_results_cannot_be_joined(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output exists: the records must not go into a dead letter."""
+
+    def broken(*_: object) -> NoReturn:
+        msg = "a fault of the reports"
+        raise ArithmeticError(msg)
+
+    monkeypatch.setattr(BatchReports, "succeed", broken)
+    stage = Stage(instance, lambda *_: None)
+    with pytest.raises(ArithmeticError):
+        stage.run()
+    assert (stage.batches, stage.committed()) == ([FIRST], 3)
+
+
+def test_interrupt_waits_until_a_joined_result_is_stored() -> None:
+    run = StreamRun.__new__(StreamRun)
+    run._pid, run._is_in_body, run._is_interrupted = os.getpid(), True, False
+    run._reports = SimpleNamespace(is_storing_joined=True)  # type: ignore[assignment]
+    run._on_interrupt(signal.SIGUSR2, None)
+    with pytest.raises(BatchInterruptedError):
+        run._check_not_interrupted()
+    run._reports.is_storing_joined = False
+    with pytest.raises(BatchInterruptedError):
+        run._on_interrupt(signal.SIGUSR2, None)
+    run._on_interrupt(signal.SIGUSR2, None)  # does not hit the handler of the first
+
+
+def test_process_that_a_body_forks_reports_no_results_of_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An earlier asset of the batch may have returned some."""
+    called: list[str] = []
+    run = StreamRun.__new__(StreamRun)
+    run._pid = os.getpid() + 1
+    run._reports = SimpleNamespace(  # type: ignore[assignment]
+        begin=lambda: called.append("begin"), fail=lambda: called.append("fail")
+    )
+
+    def call(*_: object) -> NoReturn:
+        msg = "no number"
+        raise ValueError(msg)
+
+    def exit_(_: object) -> NoReturn:
+        raise PanicError
+
+    run._calls = [call]  # type: ignore[list-item]
+    run._context = None  # type: ignore[assignment]
+    monkeypatch.setattr("dagster_rebalance.orchestration.runs.signals._exit", exit_)
+    with pytest.raises(PanicError):
+        run._call(None)  # type: ignore[arg-type]
+    assert called == ["begin"]
+
+
 def test_end_of_the_member_is_no_failed_attempt(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -491,7 +602,8 @@ def test_body_that_ignores_its_interruption_is_killed(
         "_context": SimpleNamespace(instance="instance"),
         "_kafka": SimpleNamespace(heartbeat_timeout_s=600.0 if is_late else 0.01),
         "_mailbox": SimpleNamespace(send=told.append),
-        "_work": SimpleNamespace(next=lambda _: "a batch", is_late=is_late),
+        "_work": SimpleNamespace(next=lambda _: "a batch", is_late=is_late, held=()),
+        "_reports": SimpleNamespace(write=lambda: None, write_due=lambda _: None),
         "_gives_up": False,
         "_has_left": threading.Event(),
         "_is_over": False,
@@ -702,6 +814,6 @@ def test_failed_blocking_check_is_a_failed_attempt(
 def test_separate_check_is_no_part_of_a_streaming_run(instance: dg.DagsterInstance) -> None:
     stage = Checked(instance, specs=[dg.AssetCheckSpec("good", asset="orders")])
     nodes = stage.defs.resolve_job_def("stream").graph.node_defs
-    assert [node.name for node in nodes] == ["stream_batches"]
+    assert [node.name for node in nodes] == ["process_stream"]
     assert stage.defs.resolve_job_def("alone").execute_in_process(instance=instance).success
     assert stage.said("not_empty") == [True]

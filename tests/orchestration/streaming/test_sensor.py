@@ -28,6 +28,7 @@ from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
 from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
+from dagster_rebalance.orchestration.storage.key_values import KeyValues
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import (
@@ -121,7 +122,7 @@ def test_tick_reports_why_partitions_are_stopped(
     assert "orders-0: 3 attempts failed: ValueError: no price" in said
     assert "orders-2: 3 attempts failed" in said
     assert "orders-3" not in said
-    assert said.endswith("and 2 more partitions are stopped")
+    assert said.endswith("; 2 more stopped")
 
 
 @dg.job(resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})
@@ -163,15 +164,33 @@ def test_tick_reports_assignments_holds_and_lag(sensor: Sensor) -> None:
     assert said.startswith(f"0 of 2 streaming runs live; starting: runs {', '.join(runs)}; ")
 
 
-def test_cursor_begins_with_the_headline(sensor: Sensor) -> None:
+def test_cursor_is_the_headline_and_heartbeats_are_key_values(
+    sensor: Sensor, instance: dg.DagsterInstance
+) -> None:
+    sensor.tick()
+    for run in sensor.runs():
+        sensor.begin(run)
+    sensor.tick()
+    assert sensor.cursor is not None
+    assert sensor.cursor.startswith("2 of 2 streaming runs live: runs ")
+    assert len(sensor.cursor.splitlines()) == 1
+    key = f"dagster_rebalance/sensor/{sensor.stream}"
+    memory = json.loads(instance.run_storage.get_cursor_values({key})[key])
+    assert {sign[0] for sign in memory["signs"]} == {run.run_id for run in sensor.runs()}
+
+
+def test_cursor_has_the_heartbeats_without_key_values(
+    sensor: Sensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cursor of an earlier version, which was JSON, is still read."""
+    monkeypatch.setattr(KeyValues, "fetch", lambda *_: None)
+    monkeypatch.setattr(KeyValues, "set", lambda *_: False)
     sensor.tick()
     for run in sensor.runs():
         sensor.begin(run)
     sensor.tick()
     assert sensor.cursor is not None
     shown, _, memory = sensor.cursor.partition("\n")
-    assert shown.startswith("2 of 2 streaming runs live: runs ")
     assert set(json.loads(memory)) == {"observed_at", "signs"}
     sensor.cursor = memory
     sensor.tick()

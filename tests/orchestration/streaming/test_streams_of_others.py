@@ -13,7 +13,7 @@ from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes
-from dagster_rebalance.orchestration.storage.range_owners import AbandonedClaims
+from dagster_rebalance.orchestration.storage.range_owners import StreamingRunRecords
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, RunEvent, record_run_event
 from tests.orchestration.parts import (
     EACH_STORAGE,
@@ -46,7 +46,7 @@ class Other:
         )
         record = instance.get_run_record_by_id(self.run.run_id)
         assert record is not None
-        AbandonedClaims(instance).record_number(self.run.run_id, record.storage_id)
+        StreamingRunRecords(instance).record_storage_id(self.run.run_id, record.storage_id)
         record_run_event(instance, self.run, RunEvent.BEGAN)
         give_sign(instance, self.run, f"1 {GONE}")
         self.claim: Claimed = (str(StreamBatch(self.run.run_id, 7, attempt)), span(0))
@@ -79,7 +79,7 @@ def test_batch_of_a_live_streaming_run_is_at_work(other: Other) -> None:
 def test_recorded_outcome_of_a_live_run_counts(
     other: Other, outcome: BatchOutcome, state: RunState
 ) -> None:
-    AbandonedClaims(other.instance).record({other.claim: outcome})
+    StreamingRunRecords(other.instance).record({other.claim: outcome})
     assert [run.state for run in other.seen()][-1] is state
     assert not other.seen()[-1].is_live
 
@@ -151,7 +151,7 @@ def test_notes_of_several_claims_in_one_place_do_not_mix(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_rebalance.orchestration.storage.key_values.SLOTS", 1)
-    notes = AbandonedClaims(instance)
+    notes = StreamingRunRecords(instance)
     first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))
     notes.record({first: BatchOutcome.FAILED, second: BatchOutcome.FAILED})
     notes.record({second: BatchOutcome.INTERRUPTED})
@@ -166,6 +166,6 @@ def test_notes_of_several_claims_in_one_place_do_not_mix(
     notes.record_start("r1", "s.r1.1.1", 1e9)
     assert notes.start_times(["r1"]) == {"s.r1.1.1": 1e9}
     assert notes.start_times(["r2"]) == {}, "the place belongs to another run"
-    notes.record_number("r1", 5)
-    assert notes.number("r1") == 5
-    assert notes.number("r2") is None
+    notes.record_storage_id("r1", 5)
+    assert notes.storage_id("r1") == 5
+    assert notes.storage_id("r2") is None

@@ -176,3 +176,29 @@ def test_partitions_are_reported_again_after_an_uncertain_heartbeat() -> None:
     work.report(())
     assert arrived == [frozenset(), {tp(0)}, frozenset()]
     assert not work.must_report(())
+
+
+def test_late_report_does_not_replace_a_newer_one() -> None:
+    """The storage worker continues in another thread while a report hangs."""
+    others = Others()
+    beaten: list[frozenset[TopicPartition]] = []
+    work = StreamWorker(
+        "r1",
+        cast("RunsPort", others),
+        wake=lambda: None,
+        interrupt=lambda: None,
+        beat=lambda: beaten.append(work.active_partitions),
+    )
+    record = others.record_outcomes
+
+    def hung(outcomes: Mapping[Claimed, BatchOutcome]) -> None:
+        vars(others)["record_outcomes"] = record
+        work.report([tp(0), tp(1)])
+        record(outcomes)
+
+    vars(others)["record_outcomes"] = hung
+    work.abandon([CLAIM])
+    work.report([tp(0)])
+    assert beaten == [{tp(0), tp(1)}]
+    assert work.active_partitions == {tp(0), tp(1)}
+    assert not work.must_report([tp(0), tp(1)])

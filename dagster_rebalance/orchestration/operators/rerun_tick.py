@@ -1,8 +1,8 @@
 """The reruns of a group in the ticks of its sensors: starts their runs, and shows their progress.
 
-All follows from the stored batches and the runs in Dagster (`core.operators.rerun_schedule`), so no
-command or job waits for a rerun. Of all sensors of a group, one holds a lease on the reruns: two
-would start each run twice, and these runs would refuse each other.
+Each step follows from the stored batches and the runs in Dagster (`core.operators.rerun_schedule`),
+so no command or job waits for a rerun. One sensor of a group holds a lease on the reruns: two
+sensors would start each run twice, and the start checks of both runs would refuse them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import dagster as dg
 
 from dagster_rebalance.core.operators.rerun_schedule import steps
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.runs.ticks import open_instance
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER, MemberLease
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -55,12 +56,12 @@ def schedule_reruns(
 ) -> RerunTick:
     """Schedule the reruns of a group. Not for previews.
 
-    Errors are noted, and do not affect the group.
+    Errors are only noted: they do not affect the group.
 
     Args:
-        context: The tick.
+        context: The context of the tick.
         location: The code location of the sensor.
-        group_id: The group.
+        group_id: The consumer group.
         ledger: The runs of the group.
         batch_key: The resource key of the batch in the job of the sensor.
     """
@@ -79,7 +80,7 @@ def _tick(
     batch_key: str,
 ) -> RerunTick:
     group = GroupAssets.of(group_id)
-    store = RerunStore(context.instance, group.reruns_name)
+    store = RerunStore(open_instance(context.instance), group.reruns_name)
     batches = store.read()
     if not batches:
         return RerunTick()
@@ -132,8 +133,8 @@ def _finish(
 ) -> None:
     """Show finished batches, and then remove them.
 
-    A rerun is done only if it finishes with this tick: one whose batches vanished may have been
-    cancelled.
+    A rerun is done only if its last batch finishes in this tick. If its batches vanished before, it
+    may have been cancelled.
     """
     for batch, run_id in done:
         catalogue.record_reprocessed(batch, run_id)
