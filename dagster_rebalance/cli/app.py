@@ -1,6 +1,5 @@
 """Entry point of the command line: load the requested command and report errors.
 
-Each command is a function in its own module, which is imported only when the command runs.
 `python -m proofs` passes its own table of commands.
 """
 
@@ -31,18 +30,22 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """The exit code that shells use for a program ended by Ctrl-C."""
 
-COMMANDS = {
-    "broker": "dagster_rebalance.cli.local_broker",
-    "explain": "dagster_rebalance.cli.status",
-    "pause": "dagster_rebalance.cli.operator_commands",
-    "produce": "dagster_rebalance.cli.produce",
-    "rerun": "dagster_rebalance.cli.operator_commands",
-    "reset": "dagster_rebalance.cli.reset",
-    "resume": "dagster_rebalance.cli.operator_commands",
-    "retry": "dagster_rebalance.cli.operator_commands",
-    "status": "dagster_rebalance.cli.status",
-    "stop": "dagster_rebalance.cli.operator_commands",
-}
+COMMANDS = dict.fromkeys(
+    (
+        "broker",
+        "explain",
+        "pause",
+        "produce",
+        "prune",
+        "rerun",
+        "reset",
+        "resume",
+        "retry",
+        "status",
+        "stop",
+    ),
+    "dagster_rebalance.cli.declarations",
+)
 """The module of each command; the function has the command's name."""
 
 
@@ -61,26 +64,24 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Kafka partitions for Dagster runs: drained before they are handed over."""
+    """Inspect and operate consumer groups whose records Dagster processes."""
 
 
 def build_app(commands: Mapping[str, str], arguments: Sequence[str]) -> typer.Typer:
     """Return the Typer app with the command that `arguments` name, or else with all commands."""
-    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    # Markup would import rich, which takes longer than the rest of a help text.
+    app = typer.Typer(
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
     app.callback()(_root)
     for name in commands.keys() & set(arguments[:1]) or commands:
         command = getattr(import_module(commands[name]), name)
-        app.command(name, help=_unwrapped(command.__doc__))(command)
+        summary = inspect.cleandoc(command.__doc__).partition("\n\n")[0]
+        app.command(name, short_help=summary)(command)
     return app
-
-
-def _unwrapped(text: str) -> str:
-    """Join the lines of each paragraph: Typer keeps line ends in all paragraphs but the first."""
-    paragraphs = inspect.cleandoc(text).split("\n\n")
-    return "\n\n".join(
-        paragraph if paragraph.startswith("\b") else paragraph.replace("\n", " ")
-        for paragraph in paragraphs
-    )
 
 
 def run(commands: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""`dagster-rebalance broker`: run a real Kafka in the foreground, to try things out.
+"""`dagster-rebalance broker`: run a real Kafka in the foreground, for experiments.
 
 Kafka and its data are removed when the command ends, even if the command is killed.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
@@ -29,21 +28,8 @@ def _parse_topic(text: str) -> tuple[str, int]:
     return name, int(partitions)
 
 
-def broker(
-    nodes: Annotated[int, typer.Option(help="1 or 3.")] = 1,
-    port: Annotated[
-        int | None, typer.Option(help="The first node's port; a free one by default.")
-    ] = None,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME:PARTITIONS to create; may be given several times."),
-    ] = None,
-) -> None:
-    """Run a local Kafka until Ctrl-C, in a temporary folder, for trying things out.
-
-    \b
-    dagster-rebalance broker --port 9092 --topic orders:8
-    """  # noqa: D301 - click does not rewrap the lines after \b
+def broker(nodes: int, port: int | None, topic: list[str] | None) -> None:
+    """Run Kafka until Ctrl-C."""
     topics = [_parse_topic(text) for text in topic or []]
     console = Console()
     stop = threading.Event()

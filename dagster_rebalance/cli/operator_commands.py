@@ -6,8 +6,9 @@ the code of the assets. `core.operators.rerun_selection` decides which ranges ma
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -15,13 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dagster_rebalance.cli.target import (
-    BootstrapServer,
-    By,
-    CommandConfig,
-    Everything,
-    Group,
-    Partitions,
-    Reason,
     login_name,
     only_group,
     open_instance,
@@ -30,8 +24,6 @@ from dagster_rebalance.cli.target import (
 from dagster_rebalance.core.model.directives import EVERYTHING, Action
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.operators.requests import (
-    RECORDS_PER_RUN,
-    RUNS_AT_ONCE,
     DirectiveRequest,
     RerunRequest,
     Reruns,
@@ -40,71 +32,35 @@ from dagster_rebalance.orchestration.operators.requests import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dagster_rebalance.orchestration.operators.requests import RerunPlan
 
 
-_NO_REASON = ""
 _WIDE = 160
 _ROWS_SHOWN = 100
 
 
 def rerun(
-    partitions: Partitions = None,
+    partitions: list[str] | None,
     *,
-    from_offset: Annotated[
-        int | None,
-        typer.Option(min=0, help="The first offset, of one partition.", show_default=False),
-    ] = None,
-    until_offset: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="The offset after the last one. By default the committed offset.",
-            show_default=False,
-        ),
-    ] = None,
-    since: Annotated[
-        str,
-        typer.Option(
-            help="Ranges committed from this time on: 2026-11-23T14:00 (UTC) or "
-            "2026-11-23T14:00+01:00.",
-            show_default=False,
-        ),
-    ] = "",
-    until: Annotated[
-        str, typer.Option(help="Up to this time. By default up to now.", show_default=False)
-    ] = "",
-    everything: Everything = False,
-    reason: Reason = _NO_REASON,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the plan, as without --yes.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start the rerun.")] = False,
-    runs_at_once: Annotated[
-        int, typer.Option(min=1, help="Maximum number of concurrent runs.")
-    ] = RUNS_AT_ONCE,
-    records_per_run: Annotated[
-        int, typer.Option(min=1, help="Number of offsets per run.")
-    ] = RECORDS_PER_RUN,
-    cancel: Annotated[
-        str, typer.Option(help="Cancel the rerun with this id.", show_default=False)
-    ] = "",
-    group: Group = "",
-    by: By = "",
-    bootstrap_server: BootstrapServer = "",
-    command_config: CommandConfig = None,
+    from_offset: int | None,
+    until_offset: int | None,
+    since: str,
+    until: str,
+    everything: bool,
+    reason: str,
+    dry_run: bool,
+    yes: bool,
+    runs_at_once: int,
+    records_per_run: int,
+    cancel: str,
+    group: str,
+    by: str,
+    bootstrap_server: str,
+    command_config: Path | None,
 ) -> None:
-    """Process past ranges again with the current code. Output keyed by range is replaced.
-
-    The group keeps processing, and its committed offsets do not change. Recorded ranges are
-    repeated as a whole, with the same bounds. Without arguments, the command lists unfinished
-    reruns.
-
-    \b
-    dagster-rebalance rerun orders:3 --from-offset 1200 --until-offset 5000 -r "fix of 1.4"
-    dagster-rebalance rerun orders --since 2026-11-23T14:00 --until 2026-11-23T16:00 -r "fix" --yes
-    dagster-rebalance rerun --cancel 3f2a91c0
-    """  # noqa: D301 - click does not rewrap the lines after \b
+    """Plan, begin, cancel or list reruns."""
     span_options = (from_offset, until_offset, since or None, until or None)
     selectors = [EVERYTHING] if everything else partitions or []
     _check(
@@ -192,83 +148,6 @@ def _show(planned: RerunPlan) -> None:
     console.print(Text(totals))
 
 
-def pause(
-    partitions: Partitions = None,
-    *,
-    reason: Reason,
-    everything: Everything = False,
-    group: Group = "",
-    by: By = "",
-) -> None:
-    """Start no new batches of some partitions; running batches finish and are committed.
-
-    The partitions stay assigned, and the pause also applies to their next owner.
-
-    \b
-    dagster-rebalance pause orders:3 --reason "the warehouse is being moved"
-    dagster-rebalance pause orders 'pay*' --group shop --reason "bad deploy upstream"
-    dagster-rebalance pause --all --reason "maintenance until 14:00"
-    """  # noqa: D301 - click does not rewrap the lines after \b
-    _give(Action.PAUSE, partitions, everything=everything, group=group, by=by, reason=reason)
-
-
-def stop(
-    partitions: Partitions = None,
-    *,
-    reason: Reason,
-    everything: Everything = False,
-    group: Group = "",
-    by: By = "",
-) -> None:
-    """Pause some partitions, and cancel their running batches.
-
-    A cancelled batch does not count as a failed attempt: after `resume` it is processed again with
-    the same bounds. A run with batches of other partitions is cancelled as a whole; those
-    partitions continue at once.
-
-    \b
-    dagster-rebalance stop orders:3 --reason "it writes nonsense"
-    """  # noqa: D301 - click does not rewrap the lines after \b
-    _give(Action.STOP, partitions, everything=everything, group=group, by=by, reason=reason)
-
-
-def resume(
-    partitions: Partitions = None,
-    *,
-    reason: Reason = _NO_REASON,
-    everything: Everything = False,
-    group: Group = "",
-    by: By = "",
-) -> None:
-    """Resume paused and stopped partitions at their committed offsets.
-
-    \b
-    dagster-rebalance resume orders:3
-    dagster-rebalance resume --all --reason "the warehouse is back"
-    """  # noqa: D301 - click does not rewrap the lines after \b
-    _give(Action.RESUME, partitions, everything=everything, group=group, by=by, reason=reason)
-
-
-def retry(
-    partitions: Partitions = None,
-    *,
-    reason: Reason = _NO_REASON,
-    everything: Everything = False,
-    group: Group = "",
-    by: By = "",
-) -> None:
-    """Retry failed and stopped batches now.
-
-    The members skip the rest of the delay. Partitions that an operator has paused stay paused.
-
-    \b
-    dagster-rebalance retry orders:3
-    dagster-rebalance retry orders 'pay*' --group shop
-    dagster-rebalance retry --all --reason "the warehouse is back"
-    """  # noqa: D301 - click does not rewrap the lines after \b
-    _give(Action.RETRY, partitions, everything=everything, group=group, by=by, reason=reason)
-
-
 def _give(
     action: Action,
     partitions: list[str] | None,
@@ -285,3 +164,9 @@ def _give(
     with open_instance() as instance:
         wanted = DirectiveRequest(action, selectors, by or login_name(), reason)
         typer.echo(issue_directive(instance, group or only_group(instance), wanted))
+
+
+pause, stop, resume, retry = (
+    functools.partial(_give, action)
+    for action in (Action.PAUSE, Action.STOP, Action.RESUME, Action.RETRY)
+)

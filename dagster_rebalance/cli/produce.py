@@ -1,16 +1,16 @@
-"""`dagster-rebalance produce`: fill a topic with sample records, to try things out."""
+"""`dagster-rebalance produce`: fill a topic with sample records, for experiments."""
 
 from __future__ import annotations
 
 import json
 import random
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from dagster_rebalance.cli.target import CommandConfig, login_hint, read_client_config
+from dagster_rebalance.cli.target import login_hint, read_client_config
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.kafka.client.confluent import create_client
 from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S, ClientKind
@@ -25,6 +25,7 @@ from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResourc
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from confluent_kafka import Message
 
@@ -36,24 +37,13 @@ _NO_GROUP = "dagster-rebalance produce"
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="An existing topic.", show_default=False)],
-    records: Annotated[int, typer.Argument(min=1, help="Number of records.")] = 1000,
-    *,
-    keys: Annotated[int, typer.Option(min=1, help="Number of different keys.")] = 100,
-    bootstrap_server: Annotated[
-        str, typer.Option(help="Brokers as host:port.", show_default=False)
-    ] = "",
-    command_config: CommandConfig = None,
+    topic: str, records: int, *, keys: int, bootstrap_server: str, command_config: Path | None
 ) -> None:
-    """Fill a topic with orders as JSON, keyed by customer, to try things out.
-
-    \b
-    dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:9092
-    """  # noqa: D301 - click does not rewrap the lines after \b
+    """Produce orders as JSON."""
     config = read_client_config(command_config)
     servers = bootstrap_server or config.get("bootstrap.servers", "")
     if not servers:
-        msg = "pass --bootstrap-server; the command broker prints its address"
+        msg = "pass --bootstrap-server; `dagster-rebalance broker` prints its address"
         raise ConfigurationError(msg)
     config.pop("bootstrap.servers", None)
     kafka = KafkaConsumerResource(

@@ -8,18 +8,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from dagster_rebalance.cli.target import (
-    BootstrapServer,
-    By,
-    CommandConfig,
-    Everything,
-    Group,
-    Partitions,
-    Reason,
     connect_group,
     login_name,
     open_target,
@@ -33,6 +26,7 @@ from dagster_rebalance.orchestration.operators.requests import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
     from dagster_rebalance.cli.target import GroupReader, Target
     from dagster_rebalance.core.model.events import PartitionLookup
@@ -40,50 +34,25 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.operators.reset_offsets import Move
     from dagster_rebalance.kafka.group_ports import ClusterView
 
-_NO_REASON = ""
-
 
 def reset(
-    partitions: Partitions = None,
+    partitions: list[str] | None,
     *,
-    to_offset: Annotated[
-        int | None, typer.Option(min=0, help="The next offset to read.", show_default=False)
-    ] = None,
-    to_timestamp: Annotated[
-        str,
-        typer.Option(
-            help="The first record at or after a time: 2026-11-23T02:00 (UTC) or "
-            "2026-11-23T02:00+01:00. After the last record if there is none.",
-            show_default=False,
-        ),
-    ] = "",
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The first record.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="After the last record.")] = False,
-    to_current: Annotated[
-        bool, typer.Option("--to-current", help="The same offset, without its metadata.")
-    ] = False,
-    everything: Everything = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show the moves, as without --yes.")
-    ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Move the offsets.")] = False,
-    group: Group = "",
-    reason: Reason = _NO_REASON,
-    by: By = "",
-    bootstrap_server: BootstrapServer = "",
-    command_config: CommandConfig = None,
+    to_offset: int | None,
+    to_timestamp: str,
+    to_earliest: bool,
+    to_latest: bool,
+    to_current: bool,
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    group: str,
+    reason: str,
+    by: str,
+    bootstrap_server: str,
+    command_config: Path | None,
 ) -> None:
-    """Move the committed offsets of partitions, to read records again or to skip them.
-
-    The group must have no members, and no run may work on the moved partitions. Records that are
-    read again come in ranges with different bounds, which replace no output: first remove the
-    output from the new offset on.
-
-    \b
-    dagster-rebalance reset orders:3 --to-offset 1200
-    dagster-rebalance reset orders --to-timestamp 2026-11-23T02:00 --yes -r "the fix of 1.4"
-    dagster-rebalance reset --all --to-latest --yes --group shop
-    """  # noqa: D301 - click does not rewrap the lines after \b
+    """Print the moves of committed offsets, and with `yes` perform them."""
     place = Place.of(
         offset=to_offset,
         timestamp=to_timestamp,
@@ -92,7 +61,7 @@ def reset(
         current=to_current,
     )
     if everything == bool(partitions):
-        msg = "name the partitions to move: orders:3, a topic, a pattern, or else --all"
+        msg = "name the partitions to reset: orders:3, a topic, a pattern, or else --all"
         raise ConfigurationError(msg)
     if yes and dry_run:
         msg = "pass either --yes or --dry-run, not both"
@@ -103,10 +72,19 @@ def reset(
         connect_group(target) as reader,
     ):
         selectors = [EVERYTHING] if everything else partitions
-        planned = _plan(reader, selectors, place)
+        planned, obstacles = _plan(reader, selectors, place)
         if not yes:
-            typer.echo("Nothing was moved: add --yes to move the offsets.")
+            if obstacles:
+                typer.echo("Nothing was moved, and --yes would be refused:")
+                for obstacle in obstacles:
+                    typer.echo(f"- {obstacle}.")
+            else:
+                typer.echo("Nothing was moved: add --yes to move the offsets.")
             return
+        if obstacles:
+            msg = f"nothing was moved: {'; '.join(obstacles)}"
+            raise ConfigurationError(msg)
+        _record_commits(target, planned)
         target.kafka.group().move(
             {move.partition: move.stored for move in planned},
             shown={move.partition: move.shown for move in planned},
@@ -116,11 +94,13 @@ def reset(
         typer.echo(f"Moved {names_of([move.partition for move in planned])}.")
 
 
-def _plan(reader: GroupReader, selectors: Sequence[str] | None, place: Place) -> Sequence[Move]:
-    """Plan the moves and print them, with what the operator has to do first.
+def _plan(
+    reader: GroupReader, selectors: Sequence[str] | None, place: Place
+) -> tuple[Sequence[Move], Sequence[str]]:
+    """Plan the moves, and print them with the steps that the operator must take first.
 
-    Raises:
-        ConfigurationError: The group has members, or a run may work on one of the partitions.
+    Returns:
+        The moves, and why they cannot be made now.
     """
     kafka = reader.target.kafka
     seen, owners = reader.read()
@@ -143,8 +123,8 @@ def _plan(reader: GroupReader, selectors: Sequence[str] | None, place: Place) ->
     if repeated:
         typer.echo(
             f"Before you turn the sensors on, remove the output of {names_of(repeated)} from the "
-            "new offset on: records are read again in ranges with different bounds, which replace "
-            "nothing."
+            "new offset on: records are read again in ranges with different bounds, which do not "
+            "replace it."
         )
     unreadable_metadata = unreadable({partition: seen.found[partition] for partition in known})
     if unreadable_metadata:
@@ -162,11 +142,18 @@ def _plan(reader: GroupReader, selectors: Sequence[str] | None, place: Place) ->
     )
     for doubt in work.doubts(selected):
         typer.echo(doubt)
-    obstacles = "; ".join(work.obstacles(selected))
-    if obstacles:
-        msg = f"nothing was moved: {obstacles}"
-        raise ConfigurationError(msg)
-    return planned
+    return planned, [*work.obstacles(selected)]
+
+
+def _record_commits(target: Target, planned: Sequence[Move]) -> None:
+    """Record the commits that only the metadata of the old offsets names."""
+    unrecorded = [commit for move in planned for commit in move.unrecorded]
+    try:
+        target.catalogue.record_commits(unrecorded)
+    except Exception as error:
+        names = names_of({commit.range.topic_partition for commit in unrecorded})
+        msg = f"nothing was moved: the last commits of {names} could not be recorded: {error}"
+        raise DagsterRebalanceError(msg) from error
 
 
 def _record(target: Target, planned: Sequence[Move], *, by: str, reason: str) -> None:
@@ -183,7 +170,7 @@ class Place:
     """Target position of a move: after the last record, unless an attribute is set.
 
     Attributes:
-        offset: This offset.
+        offset: The offset.
         at_ms: The first record at or after this time, in milliseconds since 1970.
         is_earliest: The first record.
         is_current: The committed offset.
@@ -198,7 +185,7 @@ class Place:
     def of(
         cls, *, offset: int | None, timestamp: str, earliest: bool, latest: bool, current: bool
     ) -> Place:
-        """Return the position of exactly one of the options."""
+        """Return the position that an option names; exactly one option must be set."""
         if sum((offset is not None, bool(timestamp), earliest, latest, current)) != 1:
             msg = (
                 "pass exactly one of --to-offset, --to-timestamp, --to-earliest, --to-latest and "

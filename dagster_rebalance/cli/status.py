@@ -1,14 +1,15 @@
 """`dagster-rebalance status` and `explain`: the partitions of a group, as a table and in sentences.
 
-Both read Kafka and Dagster's storage and need no running member.
+Both read Kafka and Dagster's storage, never write to them, and need no running member.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -17,63 +18,60 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dagster_rebalance.cli.target import (
-    BootstrapServer,
-    CommandConfig,
-    Group,
-    Partitions,
-    connect_group,
-    open_target,
-    select_partitions,
-)
-from dagster_rebalance.core.model.errors import DagsterRebalanceError
+from dagster_rebalance.cli.target import connect_group, open_target, select_partitions
+from dagster_rebalance.core.model.directives import selector_of
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.offsets import names_of
+from dagster_rebalance.core.model.printable import Reason
+from dagster_rebalance.core.reporting.explain_offset import explain_offset
 from dagster_rebalance.core.reporting.group_status import explanation, why_no_member
 from dagster_rebalance.core.reporting.lag import why_missing
+from dagster_rebalance.kafka.log_bounds import READ_LIMIT_S, read_bounds
+from dagster_rebalance.orchestration.operators.requests import partitions_of
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+from dagster_rebalance.orchestration.storage.offset_lookup import OffsetLookup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
+    from dagster_rebalance.cli.target import Target
+    from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.reporting.group_status import Owners, PartitionStatus
     from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapshot
 
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _WIDE = 200
 """Width of an output that is not a terminal, in columns."""
 _GAP = 2
-"""Columns between two cells."""
+"""Character columns between two cells."""
 _RUN_ID_SHOWN = 8
-_COLUMNS = ("partition", "owner", "committed", "claim", "end", "lag", "runs", "hold")
+_COLUMNS = ("partition", "owner", "committed", "claim", "log end", "lag", "runs", "hold")
 _STATE = "state"
-_NUMBERS = {"committed", "end", "lag"}
+_NUMBERS = {"committed", "log end", "lag"}
 _UNBROKEN = {"partition", *_NUMBERS}
 """Cells that users copy and compare, so they are never wrapped."""
+_MOST_SHOWN = 200
+_NAME_THEM = "name partitions or topics, or use `status --json`"
+_STATE_SHOWN = 160
+_SELECTOR = "TOPIC:PARTITION"
+_MOST_REMEDIES = 5
+_MOST_SELECTED = 4
+"""The limit of partitions in the command of a remedy."""
 _STATE_COLUMNS = 60
 """In narrower terminals the state of a partition is below the table instead of in a column."""
 
 
 def status(
-    partitions: Partitions = None,
+    partitions: list[str] | None,
     *,
-    group: Group = "",
-    as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
-    every_s: Annotated[
-        float, typer.Option("--every-s", min=0.2, help="Seconds between two refreshes.")
-    ] = 2.0,
-    bootstrap_server: BootstrapServer = "",
-    command_config: CommandConfig = None,
+    group: str,
+    as_json: bool,
+    watch: bool,
+    every_s: float,
+    bootstrap_server: str,
+    command_config: Path | None,
 ) -> None:
-    """Show each partition of a group: its owner, its progress, and why it is not processed.
-
-    The command reads Kafka and Dagster's storage, so it needs no running member.
-
-    \b
-    dagster-rebalance status
-    dagster-rebalance status --watch
-    dagster-rebalance status orders:3 'pay*' --group shop
-    dagster-rebalance status --json | jq '.partitions[] | select(.stopped != "")'
-    dagster-rebalance status --command-config login.properties
-    """  # noqa: D301 - click does not rewrap the lines after \b
+    """Print the partitions of a group, once or repeatedly."""
     interval_s = every_s if watch else None
     with (
         open_target(group, bootstrap_server, command_config) as target,
@@ -90,59 +88,106 @@ def status(
 
         if as_json:
             _repeat(
-                lambda: typer.echo(json.dumps(_as_json(group_id, *read()))), interval_s=interval_s
+                lambda: typer.echo(json.dumps(_as_json(group_id, *read()))),
+                lambda text: typer.echo(text, err=True),
+                interval_s=interval_s,
             )
         else:
-            _show(lambda width: _table(group_id, *read(), width=width), interval_s=interval_s)
+            most = None if partitions else _MOST_SHOWN
+            _show(
+                lambda width: _table(group_id, *read(), width=width, most=most),
+                interval_s=interval_s,
+            )
 
 
 def explain(
-    partitions: Partitions = None,
+    partitions: list[str] | None,
     *,
-    group: Group = "",
-    bootstrap_server: BootstrapServer = "",
-    command_config: CommandConfig = None,
+    group: str,
+    bootstrap_server: str,
+    command_config: Path | None,
 ) -> None:
-    """Explain in sentences what partitions wait for, why they are stopped, and what to do.
-
-    By default, all partitions that are not idle at their end.
-
-    \b
-    dagster-rebalance explain orders:3
-    dagster-rebalance explain --group shop
-    """  # noqa: D301 - click does not rewrap the lines after \b
+    """Print the state of partitions, or of offsets, in sentences."""
+    offsets = [one for one in partitions or () if "@" in one]
+    if offsets:
+        if len(offsets) < len(partitions or ()):
+            msg = "name either partitions or offsets, such as orders:3@1207, not both"
+            raise ConfigurationError(msg)
+        with open_target(group, bootstrap_server, command_config) as target:
+            for partition, offset in _parse_offsets(target, offsets):
+                _echo(_explain_offset(target, partition, offset))
+        return
     with (
         open_target(group, bootstrap_server, command_config) as target,
         connect_group(target) as reader,
     ):
         seen, owners = reader.read()
+        left = 0
         if partitions:
             selected = select_partitions(partitions, seen.statuses, target.kafka.group_id)
         else:
-            selected = [p for p, status in seen.statuses.items() if not _is_idle(status)]
+            busy = [status for status in seen.statuses.values() if not _is_idle(status)]
+            selected = [status.partition for status in _most_urgent(busy, _MOST_SHOWN)]
+            left = len(busy) - len(selected)
         for partition in selected:
-            sentences = explanation(seen.statuses[partition], has_members=bool(owners.members))
-            typer.echo("\n  ".join(sentences))
+            _echo(explanation(seen.statuses[partition], has_members=bool(owners.members)))
+        if left:
+            _echo([f"and {left} more partitions: {_NAME_THEM}"])
         if selected and not owners.members:
-            typer.echo("\n  ".join(why_no_member(reader.sensors())))
+            _echo(why_no_member(reader.sensors()))
         for note in _notes(seen):
-            typer.echo(note)
-        if not selected and seen.statuses:
-            typer.echo(f"every partition of group {target.kafka.group_id} is at its end")
+            _echo([note])
+        if not selected:
+            what = "lag" if seen.statuses else "partitions"
+            _echo([f"group {target.kafka.group_id} has no {what}"])
+
+
+def _echo(sentences: Sequence[str]) -> None:
+    """Print sentences, the first one as it begins: with the name of a partition, for example."""
+    first, *others = [one if one.endswith(".") else f"{one}." for one in sentences]
+    typer.echo("\n  ".join((first, *(one[:1].upper() + one[1:] for one in others))))
+
+
+def _parse_offsets(target: Target, selectors: Sequence[str]) -> list[tuple[TopicPartition, int]]:
+    group_id = target.kafka.group_id
+    known = partitions_of(target.instance, GroupAssets.of(group_id), group_id)
+    found = []
+    for selector in selectors:
+        name, _, offset = selector.partition("@")
+        named = select_partitions([name], known, group_id)
+        if len(named) != 1 or not (offset.isascii() and offset.isdecimal()):
+            msg = f"{selector!r} is not the offset of one partition, such as orders:3@1207"
+            raise ConfigurationError(msg)
+        found.append((named[0], int(offset)))
+    return found
+
+
+def _explain_offset(target: Target, partition: TopicPartition, offset: int) -> list[str]:
+    with target.kafka.connect() as consumer:
+        stored = consumer.committed([partition], READ_LIMIT_S)[partition]
+        bounds = read_bounds(consumer, [partition])[partition]
+    assets = GroupAssets.of(target.kafka.group_id)
+    facts = OffsetLookup(target.instance, assets, partition).facts(offset, stored, bounds)
+    return explain_offset(facts)
 
 
 def _is_idle(status: PartitionStatus) -> bool:
-    activity = (status.hold, status.stopped, status.ordered, status.claims, status.runs)
+    activity = (status.hold, status.stopped, status.paused, status.claims, status.runs)
     return status.lag == 0 and not any(activity)
 
 
-def _repeat(action: Callable[[], None], *, interval_s: float | None) -> None:
-    """Call `action` once, or with an interval until Ctrl-C."""
+def _repeat(
+    action: Callable[[], None], on_outage: Callable[[str], None], *, interval_s: float | None
+) -> None:
+    """Call `action` once or, with an interval, until Ctrl-C. A later outage does not end it."""
     try:
         action()
         while interval_s is not None:
             time.sleep(interval_s)
-            action()
+            try:
+                action()
+            except DagsterRebalanceError as error:
+                on_outage(str(error))
     except KeyboardInterrupt:
         if interval_s is None:
             raise
@@ -150,24 +195,19 @@ def _repeat(action: Callable[[], None], *, interval_s: float | None) -> None:
 
 def _show(render: Callable[[int], Rows], *, interval_s: float | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDE)
-    if interval_s is None:
-        console.print(render(console.width))
+    if interval_s is None or not console.is_terminal:  # nothing can be redrawn
+        _repeat(
+            lambda: console.print(render(console.width)),
+            lambda text: console.print(Text(text)),
+            interval_s=interval_s,
+        )
         return
-
-    def render_or_error() -> Rows:
-        """Render the status; an outage is shown in its place and does not end the command."""
-        try:
-            return render(console.width)
-        except DagsterRebalanceError as error:
-            return Rows(Text(str(error)))
-
-    first = render(console.width)
-    if not console.is_terminal:  # nothing can be redrawn
-        console.print(first)
-        _repeat(lambda: console.print(render_or_error()), interval_s=interval_s)
-        return
-    with Live(first, console=console, auto_refresh=False) as live:
-        _repeat(lambda: live.update(render_or_error(), refresh=True), interval_s=interval_s)
+    with Live(console=console, auto_refresh=False) as live:
+        _repeat(
+            lambda: live.update(render(console.width), refresh=True),
+            lambda text: live.update(Text(text), refresh=True),
+            interval_s=interval_s,
+        )
 
 
 def _table(
@@ -177,7 +217,11 @@ def _table(
     statuses: Sequence[PartitionStatus],
     *,
     width: int,
+    most: int | None = None,
 ) -> Rows:
+    headline, count = _headline(group_id, owners, statuses), len(statuses)
+    statuses = _most_urgent(statuses, most)
+    left = count - len(statuses)
     rows = [_cells(status) for status in statuses]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     has_room = width - sum(widths) - _GAP * len(widths) >= _STATE_COLUMNS
@@ -191,29 +235,57 @@ def _table(
         )
     for status, cells in zip(statuses, rows, strict=True):
         # As Text: rich would read brackets in a reason as markup.
-        table.add_row(*map(Text, (*cells, *([_state(status)] if has_room else []))))
+        table.add_row(*map(Text, (*cells, *([_shown(status)] if has_room else []))))
     busy = [] if has_room else [status for status in statuses if not _is_idle(status)]
     return Rows(
-        Text(_headline(group_id, owners, statuses), style="bold"),
+        Text(headline, style="bold"),
         *map(Text, _notes(seen)),
         table,
-        *(Text(f"{status.partition}: {_state(status)}") for status in busy),
+        *(Text(f"{status.partition}: {_shown(status)}") for status in busy),
+        *map(Text, _remedies(statuses)),
+        *([Text(f"and {left} more partitions: {_NAME_THEM}")] if left else []),
     )
+
+
+def _most_urgent(
+    statuses: Sequence[PartitionStatus], most: int | None
+) -> Sequence[PartitionStatus]:
+    """Return all partitions or, if there are more than `most`, the stopped and the largest lags."""
+    if most is None or len(statuses) <= most:
+        return statuses
+    unknown = float("inf")
+    return sorted(
+        statuses,
+        key=lambda one: (
+            not one.stopped,
+            not one.hold,
+            not one.paused,
+            -(unknown if one.lag is None else one.lag),
+        ),
+    )[:most]
 
 
 def _headline(group_id: str, owners: Owners, statuses: Sequence[PartitionStatus]) -> str:
     members = len(owners.members)
     stopped = sum(bool(status.stopped) for status in statuses)
-    ordered = sum(bool(status.ordered) for status in statuses)
+    paused = sum(bool(status.paused) for status in statuses)
     return ", ".join(
         [
             f"group {group_id}: {members or 'no'} member{'' if members == 1 else 's'}",
             f"{len(statuses)} partition{'' if len(statuses) == 1 else 's'}",
-            f"lag {sum(one.lag or 0 for one in statuses)}",
+            _lag(statuses),
             *([f"{stopped} stopped"] if stopped else []),
-            *([f"{ordered} paused by operators"] if ordered else []),
+            *([f"{paused} paused by operators"] if paused else []),
         ]
     )
+
+
+def _lag(statuses: Sequence[PartitionStatus]) -> str:
+    known = [status.lag for status in statuses if status.lag is not None]
+    unknown = len(statuses) - len(known)
+    if not unknown:
+        return f"lag {sum(known)}"
+    return f"lag at least {sum(known)} ({unknown} partition{'' if unknown == 1 else 's'} unknown)"
 
 
 def _notes(seen: GroupSnapshot) -> list[str]:
@@ -235,10 +307,30 @@ def _cells(status: PartitionStatus) -> tuple[str, ...]:
     )
 
 
+def _shown(status: PartitionStatus) -> str:
+    return textwrap.shorten(_state(status), _STATE_SHOWN, placeholder=" ...")
+
+
 def _state(status: PartitionStatus) -> str:
-    text = status.stopped or status.ordered or status.sentence
+    text = Reason.of(status.stopped).problem or status.paused or status.sentence
     reason = text.removeprefix(f"{status.partition}: ")
     return f"stopped: {reason}" if status.stopped else reason
+
+
+def _remedies(statuses: Sequence[PartitionStatus]) -> Iterator[str]:
+    """Yield each remedy once, with the stopped partitions that it is for."""
+    alike: dict[str, list[TopicPartition]] = {}
+    for status in statuses:
+        remedy = Reason.of(status.stopped).remedy
+        if remedy:
+            common = remedy.replace(selector_of(status.partition), _SELECTOR)
+            alike.setdefault(common, []).append(status.partition)
+    for common, stopped in [*alike.items()][:_MOST_REMEDIES]:
+        is_short = len(stopped) <= _MOST_SELECTED
+        named = " ".join(map(selector_of, stopped)) if is_short else _SELECTOR
+        yield f"What to do for {names_of(stopped)}: {common.replace(_SELECTOR, named)}."
+    if len(alike) > _MOST_REMEDIES:
+        yield "`dagster-rebalance explain` has the remedies of the other stopped partitions."
 
 
 def _number(value: int | None) -> str:
@@ -269,8 +361,8 @@ def _as_json(
                 "runs": list(status.runs),
                 "hold": status.hold,
                 "stopped": status.stopped,
-                "ordered": status.ordered,
-                "state": status.sentence,
+                "paused": status.paused,
+                "state": _state(status),
             }
             for status in statuses
         ],

@@ -1,8 +1,8 @@
-"""The Dagster instance, group, Kafka and partitions of a command, and the options for them.
+"""The Dagster instance, group, Kafka and partitions of a command.
 
-Dagster is the instance that `DAGSTER_HOME` names. The members publish their brokers' address there.
-A login comes from a file of the operator, which also names its brokers, so no secret is on a
-command line, in a process list, or in Dagster's storage.
+`DAGSTER_HOME` names the Dagster instance, in which the members publish the broker addresses. A
+login comes from a file of the operator, which also names its brokers, so no secret is on a command
+line, in a process list, or in Dagster's storage.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING
 
 import dagster as dg
-import typer
 
 from dagster_rebalance.core.model.directives import resolve_selector
 from dagster_rebalance.core.model.errors import (
@@ -37,46 +35,13 @@ from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
+    from pathlib import Path
 
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.core.reporting.group_status import SensorState
     from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
 
-Partitions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="orders:3 (or orders-3) for a partition, orders for a topic, or a pattern like "
-        "'ord*'.",
-        show_default=False,
-    ),
-]
-Everything: TypeAlias = Annotated[bool, typer.Option("--all", help="All partitions of the group.")]
-Group: TypeAlias = Annotated[
-    str, typer.Option(help="The consumer group. By default the only one of the instance.")
-]
-By: TypeAlias = Annotated[
-    str, typer.Option(help="Your name. By default your login name.", show_default=False)
-]
-Reason: TypeAlias = Annotated[
-    str, typer.Option("--reason", "-r", help="The reason, shown to others.")
-]
-BootstrapServer: TypeAlias = Annotated[
-    str,
-    typer.Option(help="Brokers as host:port. By default those of the members.", show_default=False),
-]
-CommandConfig: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="A file with librdkafka settings, one name=value per line: brokers and login. "
-        "A variable can name it, too (docs/commands.md).",
-        envvar="DAGSTER_REBALANCE_COMMAND_CONFIG",
-        show_envvar=False,  # its name is too long for a terminal with 80 columns
-        dir_okay=False,
-        exists=True,
-        show_default=False,
-    ),
-]
 _STORAGE_PACKAGES = {
     "dagster",
     "dagster_mysql",
@@ -112,7 +77,7 @@ def open_target(group: str, bootstrap_server: str, command_config: Path | None) 
     """Select the group and configure the connection to its Kafka; nothing is connected yet.
 
     Raises:
-        BrokerError: A request to Kafka within the block failed.
+        BrokerError: A request to Kafka in the `with` block failed.
         ConfigurationError: There is no such group or instance, or a setting is invalid.
     """
     with open_instance() as instance:
@@ -229,10 +194,10 @@ def connect_group(target: Target) -> Iterator[GroupReader]:
 
 @contextmanager
 def login_hint(command_config: Path | None) -> Iterator[None]:
-    """Mention the missing login in errors: Kafka closes the connection of such a client silently.
+    """Mention a missing login in errors: Kafka silently closes the connection of such a client.
 
     Raises:
-        BrokerError: The same error.
+        BrokerError: The same error, with the hint.
     """
     try:
         yield
@@ -305,8 +270,8 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
     """Open the instance that `DAGSTER_HOME` names.
 
     Raises:
-        ConfigurationError: There is none, Dagster cannot open it, or its storage does not answer.
-        DagsterRebalanceError: Its storage stopped answering within the block.
+        ConfigurationError: `DAGSTER_HOME` is not set, or Dagster cannot use the instance.
+        DagsterRebalanceError: The storage of the instance stopped answering in the `with` block.
     """
     if not os.environ.get("DAGSTER_HOME"):
         msg = (
@@ -338,7 +303,7 @@ def _storage_errors_translated() -> Iterator[None]:
 
 
 def only_group(instance: dg.DagsterInstance) -> str:
-    """Return the group of an instance that has exactly one.
+    """Return the only consumer group of an instance.
 
     Raises:
         ConfigurationError: The instance has several groups, or none.

@@ -41,7 +41,7 @@ attributes:
     # sasl_password: "{{ env.KAFKA_PASSWORD }}"
     # max_records_per_range: 100000
 
-  # Each batch is one Dagster run. With this block, streaming runs process batch after batch.
+  # With this block, streaming runs process batch after batch. Without it, each batch has a run.
 $streaming
 
   # All settings of KafkaSparkResource. The function then takes `${name}_spark: KafkaSparkResource`.
@@ -104,7 +104,7 @@ ${streaming}        batch_key="${name}_batch",
 """)
 _STREAMING_PYTHON = {
     True: {
-        "imports": "from dagster_rebalance.components.kafka_batch import Streaming\n",
+        "imports": "from dagster_rebalance.components.component import Streaming\n",
         "streaming": "        streaming=Streaming(runs=1),\n",
     },
     False: {"imports": "", "streaming": ""},

@@ -204,11 +204,11 @@ def _scalar_positions(node: yaml.Node | None) -> Iterator[tuple[tuple[int, int],
 
 @cache
 def with_precise_schema(model: type[BaseModel]) -> type[BaseModel]:
-    """Return the model with a JSON schema that names the wrong value.
+    """Return the model with a JSON schema whose errors name the invalid value.
 
-    Dagster's schema accepts text for each value, because it may be a template: any word passes for
-    a choice or a number, and an error in a block is reported as "neither a block nor text". Here
-    a choice or a number accepts text only if it is a template.
+    Dagster's schema accepts text for each value, because the text may be a template: any word
+    passes for a choice or a number, and an error in a block is reported as "neither a block nor
+    text". This schema accepts text for a choice or a number only if the text is a template.
     """
 
     class Precise(model):  # type: ignore[valid-type,misc] # mypy wants a class, not a value

@@ -124,18 +124,6 @@ def test_pause_without_a_reason_is_a_usage_error() -> None:
     assert "--reason" in result.output
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_help_in_80_columns_is_not_cut_off(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert "…" not in invoke(command, "--help").output
-
-
-def test_help_in_250_columns_joins_source_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
-    joined = "its committed offsets do not change. Recorded ranges are repeated as a whole, with"
-    assert joined in invoke("rerun", "--help").output
-
-
 def test_retry_is_stored_apart_from_the_directives(shop: DirectiveStore) -> None:
     """A member of an older version could not read its directives any more."""
     invoke("resume", "--all", "--group", "shop")

@@ -70,7 +70,7 @@ def test_broker_with_wrong_arguments_is_refused(
 def test_help_lists_each_command_with_a_line(tmp_path: Path) -> None:
     code, text = run(tmp_path, "--help")
     assert code == 0
-    assert "Run a local Kafka until Ctrl-C" in text
+    assert "Run a local Kafka in a temporary folder" in text
 
 
 def test_version_option_prints_the_version(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
+from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, decode, encode
+from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.errors import (
     BrokerError,
     ConfigurationError,
@@ -19,6 +20,7 @@ from dagster_rebalance.core.model.errors import (
 )
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+from dagster_rebalance.orchestration.operators import pruning
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
@@ -193,6 +195,9 @@ def test_reset_moves_offsets_only_without_members(shop: Shop, protocol: str) -> 
     with shop.members(protocol, "blue"):
         with pytest.raises(ConfigurationError, match=r"has 1 member \(blue\): turn its sensor off"):
             shop.output("reset", selector, "--to-earliest", "--yes")
+        *_, refused, why = shop.output("reset", selector, "--to-earliest").splitlines()
+        assert refused == "Nothing was moved, and --yes would be refused:"
+        assert why.startswith("- the group has 1 member (blue): turn its sensor off, and cancel")
         with pytest.raises(BrokerError, match="were not moved: it has members again"):
             shop.commit(0, OffsetAndMetadata(0))
         assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-1"),)))
@@ -200,7 +205,7 @@ def test_reset_moves_offsets_only_without_members(shop: Shop, protocol: str) -> 
     moved = (
         f"{shop.topic}-0: 2 -> 0, 2 offsets again, drops 1 claim\n"
         f"Before you turn the sensors on, remove the output of {shop.topic}-0 from the new offset "
-        "on: records are read again in ranges with different bounds, which replace nothing.\n"
+        "on: records are read again in ranges with different bounds, which do not replace it.\n"
     )
     assert shown == f"{moved}Nothing was moved: add --yes to move the offsets.\n"
     assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-1"),)))
@@ -217,6 +222,47 @@ def test_reset_moves_offsets_only_without_members(shop: Shop, protocol: str) -> 
     assert (
         record.asset_observation.description == f"ada moved the committed offsets of {shop.topic}-0"
     )
+
+
+def test_explain_of_offsets_names_their_batches(shop: Shop) -> None:
+    shop.commit(0, encode(StoredPartition(2, (Claim(3, "b-2"),))))
+    work = OffsetRange(shop.topic, 0, 0, 2)
+    commit = RecordCommit(work, 1, "b-1", "run-1", 0, None, None)
+    shop.catalogue("blue").record_commits([commit])
+    name = f"{shop.topic}-0"
+    said = shop.output("explain", f"{shop.topic}:0@1", f"{shop.topic}-0@2")
+    assert f"{name} offset 1: committed by run run-1, batch b-1, recorded at " in said
+    assert f"{name} offset 2: not committed. batch b-2 has claimed its range [2, 3)" in said
+    for wrong in (f"{shop.topic}@1", f"{shop.topic}:0@", f"{shop.topic}:0@-1"):
+        with pytest.raises(ConfigurationError, match="is not the offset of one partition"):
+            shop.output("explain", wrong)
+    with pytest.raises(ConfigurationError, match="either partitions or offsets"):
+        shop.output("explain", f"{shop.topic}:0@1", f"{shop.topic}:1")
+
+
+def test_prune_shows_old_runs_and_deletes_them_on_request(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.commit(0, encode(StoredPartition(2)))
+    runs = []
+    for until in (2, 3):
+        work = batch_request(f"b-{until}", OffsetRange(shop.topic, 0, until - 2, until))
+        run = make_run(shop.instance, work, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
+        ended = dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name)
+        shop.instance.report_dagster_event(ended, run.run_id)
+        runs.append(run.run_id)
+    for days in ("3", "36500"):
+        assert f"No run that ended more than {days} days ago" in shop.output(
+            "prune", "--days", days
+        )
+    monkeypatch.setattr(pruning, "DAY_S", -1e5)
+    shown = shop.output("prune")
+    assert shown.startswith("1 run of a batch: ended from ")
+    assert "1 stays: its ranges are not committed" in shown
+    assert "Nothing was deleted" in shown
+    assert len(shop.instance.get_runs()) == 2
+    assert "Deleted 1 run." in shop.output("prune", "--delete")
+    assert [run.run_id for run in shop.instance.get_runs()] == runs[1:]
 
 
 def test_reset_of_partitions_with_a_live_run_is_refused(shop: Shop) -> None:
@@ -236,7 +282,7 @@ def test_reset_with_unreadable_claims_is_refused_until_the_failed_run_has_ended(
     shop.commit(0, OffsetAndMetadata(0, "not ours"))
     work = batch_request("b-1", OffsetRange(shop.topic, 1 if streams else 0, 0, 3))
     run = make_run(shop.instance, work, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
-    says = f"0/60.0 {format_partitions(shop.partitions[:1])} " if streams else "0/60.0 "
+    says = f"0/60.0 {format_partitions(frozenset(shop.partitions[:1]))} " if streams else "0/60.0 "
     give_sign(shop.instance, run, f"{says}elsewhere")
     record_run_event(shop.instance, run, RunEvent.BEGAN)
     shop.instance.report_run_failed(run, "its node is gone")
@@ -283,6 +329,32 @@ def test_reset_that_dagster_does_not_record_is_reported_as_done(
     assert shop.rows()[0]["committed"] == 2
 
 
+def test_reset_records_the_commits_of_a_killed_member_first(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each partition has at least 3 of the records, which have random keys.
+    stored = encode(StoredPartition(3, last_commit=LastCommit(1, "b-1", "run-1")))
+    shop.commit(0, stored)
+    command = ("reset", f"{shop.topic}:0", "--to-current", "--yes")
+
+    def away(*_: object, **__: object) -> None:
+        msg = "database is locked"
+        raise OSError(msg)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalogue, "record_commits", away)
+        with pytest.raises(DagsterRebalanceError, match=r"nothing was moved.*database is locked"):
+            shop.output(*command)
+    assert shop.stored(0) == stored
+    shop.output(*command)
+    assert shop.stored(0) != stored
+    offsets = GroupAssets.of(shop.topic).offsets
+    (record,) = shop.instance.fetch_materializations(offsets, limit=10).records
+    assert record.asset_materialization is not None
+    metadata = record.asset_materialization.metadata
+    assert [metadata[name].value for name in ("start", "until", "run")] == [1, 3, "run-1"]
+
+
 def test_reset_to_a_timestamp_finds_the_offset(shop: Shop) -> None:
     ends = [row["end"] for row in shop.rows()]
     shop.output("reset", "--all", "--to-timestamp", "2999-01-01T00:00+01:00", "--yes")
@@ -302,7 +374,7 @@ def test_reset_to_a_timestamp_finds_the_offset(shop: Shop) -> None:
         ),
         (["explain", "orders-9"], "orders-9 matches no partition of group orders-"),
         (["reset", "--all", "--to-latest", "--to-earliest"], "pass exactly one of"),
-        (["reset", "--to-latest"], "name the partitions to move"),
+        (["reset", "--to-latest"], "name the partitions to reset"),
         (["reset", "--all", "--to-timestamp", "noon"], "'noon' is not a time"),
         (["reset", "--all", "--to-latest", "--yes", "--dry-run"], "either --yes or --dry-run"),
     ],

@@ -11,6 +11,7 @@ from dagster_rebalance.cli.target import open_target, read_client_config
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.cluster.queries import Cluster
+from dagster_rebalance.orchestration.operators.requests import partitions_of
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
@@ -75,6 +76,18 @@ def test_target_with_bootstrap_servers_overrides_the_published_ones(tmp_path: Pa
         assert target.kafka.topics == ["invoices", "orders"]
 
 
+def test_error_for_a_group_without_partitions_tells_whether_the_group_is_known() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        host = MemberIdentity("blue", "sensor", "p")
+        Catalogue(instance, GroupAssets.of(ODD), host, public_settings(KAFKA)).record_joined()
+        for group, problem in (
+            (ODD, "has not been assigned a partition yet: look at the ticks"),
+            ("orphan", "has never been assigned a partition .* Groups of the instance: shop_eu"),
+        ):
+            with pytest.raises(ConfigurationError, match=problem):
+                partitions_of(instance, GroupAssets.of(group), group)
+
+
 HINT = "if this Kafka requires TLS or a login, pass --command-config"
 
 
@@ -128,8 +141,8 @@ def test_login_file_may_name_a_token_function(command: tuple[str, ...], tmp_path
         (["status"], "several consumer groups: pass --group with one of older, shop_eu"),
         (["explain", "--group", "orphan"], "group orphan has never been assigned a partition"),
         (["status", "--group", "older"], "have not published their brokers: pass --bootstrap-s"),
-        (["produce", "orders", "5"], "pass --bootstrap-server; the command broker prints"),
-        (["reset", "--all", "orders", "--to-latest"], "name the partitions to move"),
+        (["produce", "orders", "5"], "pass --bootstrap-server; .dagster-rebalance broker. prints"),
+        (["reset", "--all", "orders", "--to-latest"], "name the partitions to reset"),
         (
             ["reset", "--all", "--to-latest", "-r", "x" * 301],
             "a reason may have at most 300 characters",

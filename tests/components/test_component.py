@@ -21,8 +21,8 @@ from dagster_rebalance import (
     SchemaRegistryResource,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.components import kafka_batch
-from dagster_rebalance.components.kafka_batch import (
+from dagster_rebalance.components import component
+from dagster_rebalance.components.component import (
     KafkaSettings,
     RegistrySettings,
     SparkSettings,
@@ -94,7 +94,7 @@ default_status: RUNNING
 job_tags: {team: etl}
 lag_within_records: 1000
 lag_within_s: 60.5
-commit_within_s: 600
+commit_within_s: 900
 show_topics: false
 spark:
   remote: "{{ env.SPARK_CONNECT_URL }}"
@@ -112,7 +112,7 @@ ARGUMENTS: dict[str, Any] = {
     "job_tags": {"team": "etl"},
     "lag_within_records": 1000,
     "lag_within_s": 60.5,
-    "commit_within_s": 600.0,
+    "commit_within_s": 900.0,
     "show_topics": False,
     "spark": KafkaSparkResource(
         remote=dg.EnvVar("SPARK_CONNECT_URL"),
@@ -158,7 +158,7 @@ def test_streaming_settings_reach_the_builder(monkeypatch: pytest.MonkeyPatch) -
         seen.update(arguments)
         return dg.Definitions()
 
-    monkeypatch.setattr(kafka_batch, "build_kafka_stream_defs", build)
+    monkeypatch.setattr(component, "build_kafka_stream_defs", build)
     with loaded(SHOP + 'streaming: {runs: 3, version: "1e3", max_run_s: 90}\n'):
         assert (seen["runs"], seen["version"], seen["max_run_s"]) == (3, "1e3", 90.0)
 
@@ -173,7 +173,7 @@ def test_external_work_is_a_class_or_an_object_by_its_path(
         seen.update(arguments)
         return dg.Definitions()
 
-    monkeypatch.setattr(kafka_batch, f"build_kafka_{form}_defs", build)
+    monkeypatch.setattr(component, f"build_kafka_{form}_defs", build)
     streaming = "streaming: {}\n" if form == "stream" else ""
     with loaded(f"{SHOP}{streaming}external_work: [.work.Jobs, .work.JOBS]\n"):
         names = [type(work).__name__ for work in seen["external_work"]]

@@ -32,9 +32,9 @@ from dagster_rebalance.orchestration.resources.registry import SchemaRegistryRes
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 
 _MERGED = frozenset({"deps", "metadata", "owners", "tags", "kinds"})
-"""Attributes that are added to those in the code; the others replace them."""
-_ADDED = "As in dg.AssetSpec; added to those in the code."
-_REPLACED = "As in dg.AssetSpec; replaces that in the code."
+"""Attributes whose values are added to the values in the code; other attributes replace them."""
+_ADDED = "As in dg.AssetSpec; added to the values in the code."
+_REPLACED = "As in dg.AssetSpec; replaces the value in the code."
 
 
 def import_object(context: dg.ResolutionContext, path: str) -> object:
@@ -176,7 +176,7 @@ _DECLARED = described(StreamDefsSettings)
 
 
 def _argument(name: str, annotation: Any, more: str = "") -> dg.Resolver:
-    """Return the resolver of an argument of the builders, with its description there."""
+    """Return the resolver of an argument of the builders, with the builders' description."""
     return setting(annotation, f"{_DECLARED[name][1]} {more}".strip())
 
 
@@ -195,7 +195,8 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
     """Processes Kafka topics with your assets, as a member of a consumer group.
 
     Each batch of offsets is one Dagster run; with `streaming`, a run processes many batches.
-    Offsets are committed when their batch has succeeded. Partitions are drained before they move.
+    Offsets are committed when their batch has succeeded. Revoked partitions are drained before
+    their release.
 
     Example:
         ```python
