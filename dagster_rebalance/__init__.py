@@ -1,9 +1,8 @@
-"""The package makes a Dagster code location a member of a Kafka consumer group.
+"""Make a Dagster code location a member of a Kafka consumer group.
 
-The member knows which runs work on which offsets, and drains just those. This module owns the list
-of public names. They load on first use (PEP 562), so that importing the package, or its pure core,
-loads neither dagster, confluent_kafka nor pyspark: a run process and a test pay only for what they
-use.
+The member tracks which runs process which offsets, and drains only these runs in a rebalance. This
+module lists the public names. Each loads on first use (PEP 562), so an import of the package, or of
+its pure core, loads neither dagster, confluent_kafka nor pyspark.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_rebalance.components.kafka_batch import KafkaBatchComponent
+    from dagster_rebalance.components.component import KafkaBatchComponent
     from dagster_rebalance.core.model.errors import (
         BatchRefusedError,
         BrokerError,
@@ -133,7 +132,7 @@ _HOMES = {
     "PinnedResource": "orchestration.resources.client_settings",
     "IllegalStateError": "core.model.errors",
     "KafkaBatch": "orchestration.batch.resource",
-    "KafkaBatchComponent": "components.kafka_batch",
+    "KafkaBatchComponent": "components.component",
     "KafkaConsumerResource": "orchestration.resources.kafka",
     "KafkaSparkResource": "orchestration.resources.spark",
     "LostReason": "core.model.events",

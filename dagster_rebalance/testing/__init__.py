@@ -1,4 +1,4 @@
-"""The test kit: real Kafka, Spark, Postgres and Dagster as processes, and a group in memory.
+"""The test kit: real Kafka, Spark, Postgres and Dagster processes, and an in-memory group.
 
-Importing it starts nothing. Besides tests, only `cli` and `proofs` import it.
+Its import starts nothing. Besides tests, only `cli` and the repository's `proofs` import it.
 """

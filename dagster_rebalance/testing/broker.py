@@ -45,6 +45,10 @@ JAVA_FLAGS = (
 
 SIZES = (1, 3)
 REQUEST_LIMIT_S = 30.0
+_LEADERS_PER_S = 15
+_MOST_CREATED = 5_000
+"""Kafka refuses a request that would create 10,000 partitions."""
+"""Partitions for which a node on a busy machine elects a leader in a second, at least."""
 
 
 def kafka_jars(version: str) -> JarSet:
@@ -244,7 +248,7 @@ class KafkaCluster:
         """
         topic = NewTopic(
             name,
-            num_partitions=partitions,
+            num_partitions=min(partitions, _MOST_CREATED),
             replication_factor=self.nodes,
             config=dict(config or {}),
         )
@@ -252,13 +256,15 @@ class KafkaCluster:
             self._admin.create_topics([topic], operation_timeout=REQUEST_LIMIT_S)[name],
             f"create topic {name}",
         )
+        for total in range(2 * _MOST_CREATED, partitions + _MOST_CREATED, _MOST_CREATED):
+            self.add_partitions(name, min(total, partitions))
         self._wait_for_leaders(name, partitions)
 
     def add_partitions(self, name: str, total: int) -> None:
         """Increase the partitions of a topic to `total`, and wait until all have leaders.
 
         Raises:
-            BrokerError: Kafka refused, for example because the topic has as many.
+            BrokerError: Kafka refused, for example because the topic has that many already.
         """
         more = NewPartitions(name, new_total_count=total)
         settle(
@@ -301,7 +307,7 @@ class KafkaCluster:
 
         wait_until(
             have_leaders,
-            timeout_s=REQUEST_LIMIT_S,
+            timeout_s=max(REQUEST_LIMIT_S, partitions / _LEADERS_PER_S),
             what=f"a leader for each of the {partitions} partitions of {topic}",
         )
 

@@ -135,11 +135,11 @@ class DagsterUi:
         self._settle(_FORCE_TERMINATE, "terminateRun", run_id=run_id)
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a run ("Terminate"): a running run is asked to end; a queued run never starts."""
+        """Cancel a run ("Terminate"): a started run is asked to end; a queued run never starts."""
         self._settle(_CANCEL, "terminateRun", run_id=run_id)
 
     def wipe(self, *assets: dg.AssetKey) -> None:
-        """Delete the materialisation records of assets ("Wipe materializations")."""
+        """Delete the materialization records of assets ("Wipe materializations")."""
         self._settle(
             _WIPE,
             "wipeAssets",
@@ -147,7 +147,7 @@ class DagsterUi:
         )
 
     def report(self, asset: dg.AssetKey, *partitions: str) -> None:
-        """Report a materialisation ("Report materialization")."""
+        """Report a materialization ("Report materialization")."""
         params = {
             "eventType": "ASSET_MATERIALIZATION",
             "assetKey": {"path": list(asset.path)},
@@ -167,8 +167,9 @@ class DagsterUi:
 
     def _settle(self, query: str, field_name: str, **variables: object) -> dict[str, Any]:
         answer: dict[str, Any] = self.ask(query, **variables)[field_name]
-        if "message" in answer:
-            msg = f"Dagster refused {field_name}: {answer['message']}"
+        problems = [one["message"] for one in answer.get("errors", [answer]) if "message" in one]
+        if problems:
+            msg = f"Dagster refused {field_name}: {'; '.join(problems)}"
             raise DagsterRebalanceError(msg)
         return answer
 
@@ -192,7 +193,7 @@ _STOP_SENSOR = (
 _SENSOR = """query($selector: SensorSelector!, $limit: Int) {
   sensorOrError(sensorSelector: $selector) { ... on Sensor { sensorState {
     id status ticks(limit: $limit) { tickId status skipReason cursor runIds \
-error { message causes { message } } timestamp }
+error { message causes { message } } timestamp endTimestamp }
   } } }
 }"""
 _PREVIEW = """mutation($selector: SensorSelector!, $cursor: String) {
@@ -204,7 +205,8 @@ runRequests { runKey } error { message } } }
 }"""
 _LAUNCH = """mutation($execution: ExecutionParams!) {
   launchRun(executionParams: $execution) { __typename \
-... on Error { message } ... on LaunchRunSuccess { run { runId } } }
+... on Error { message } ... on RunConfigValidationInvalid { errors { message } } \
+... on LaunchRunSuccess { run { runId } } }
 }"""
 _RE_EXECUTE = """mutation($run_id: String!) {
   launchRunReexecution(reexecutionParams: {parentRunId: $run_id, strategy: ALL_STEPS}) { __typename

@@ -151,7 +151,7 @@ class DagsterDeployment:
         """The running daemon.
 
         Raises:
-            DagsterRebalanceError: It was not started.
+            DagsterRebalanceError: The daemon is not started.
         """
         if self._daemon is None:
             msg = "the daemon is not started"
@@ -163,7 +163,7 @@ class DagsterDeployment:
         return dg.DagsterInstance.from_config(str(self.home))
 
     def start(self) -> Self:
-        """Start everything, and wait until it answers."""
+        """Start the code servers, the daemon and the webserver, and wait until they answer."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "dagster.yaml").write_text(json.dumps(self._settings))
         servers = [

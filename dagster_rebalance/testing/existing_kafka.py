@@ -27,7 +27,7 @@ class ExistingKafka(KafkaCluster):
         ```
 
     Attributes:
-        brokers: Its addresses, as `host:port,host:port`.
+        brokers: The addresses of brokers, as `host:port,host:port`.
     """
 
     brokers: str = ""
@@ -38,10 +38,10 @@ class ExistingKafka(KafkaCluster):
         return self.brokers
 
     def start(self) -> Self:
-        """Check that it answers.
+        """Check that Kafka answers.
 
         Raises:
-            BrokerError: It does not answer.
+            BrokerError: Kafka does not answer.
         """
         self._admin = self._new_admin()
         try:

@@ -49,7 +49,6 @@ class ManualClock:
         self._now = 0.0
 
     def __call__(self) -> float:
-        """Return the time in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> None:
@@ -66,8 +65,8 @@ class FakeGroup:
         probe_interval_s: Time until a holding member detects that it was fenced or superseded.
 
     Attributes:
-        answers_commits: Set it to False to play the classic protocol while another member holds a
-            revoke: commits are not answered.
+        answers_commits: Set it to False to simulate the classic protocol while another member holds
+            a revoke: commits get no response.
 
     Example:
         ```python
@@ -231,7 +230,7 @@ class FakeGroup:
     def log_ends(
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, LogPosition]:
-        """The end offsets; the leader epoch is known from the first election on."""
+        """Return the end offsets, after the first election with the leader epoch."""
         ends = self.end_offsets(partitions, timeout_s)
         return {
             tp: LogPosition(end, max(self._elections[tp]) if tp in self._elections else None)
@@ -259,7 +258,7 @@ class FakeGroup:
         }
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
-        """Return the ids of recreated topics; the others have none."""
+        """Return the ids of recreated topics; other topics have no id."""
         return {topic: self._topic_ids[topic] for topic in topics if topic in self._topic_ids}
 
     def begin_topic_ids(self, topics: Collection[str]) -> Callable[[], dict[str, str] | None]:
@@ -409,6 +408,11 @@ class FakeMember:
         """Let the next poll report an error, as the client reports refused credentials."""
         self._events.append(RequestFailed(error))
 
+    @property
+    def has_news(self) -> bool:
+        is_joining = bool(self._subscription) and not self.member_id
+        return bool(self._events or self._pending or self.pending_loss) or is_joining
+
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset(self._owned)
 
@@ -441,7 +445,7 @@ class FakeMember:
         """Do nothing: no poll waits."""
 
     def release(self) -> None:
-        """Release the held partitions, unless the hold is lost already."""
+        """Release the held partitions, unless they are already lost."""
         if not self.held:
             msg = "release without a held revoke"
             raise IllegalStateError(msg)

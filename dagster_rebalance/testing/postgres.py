@@ -120,7 +120,7 @@ class Postgres:
 
 
 def _program(name: str) -> str:
-    """Return the path of a program of Postgres; Debian keeps most of them out of PATH."""
+    """Return the path of a Postgres program; Debian keeps most of them out of PATH."""
     program = shutil.which(name) or next(
         (str(path) for path in sorted(_DEBIAN.glob(f"*/bin/{name}"), reverse=True)), None
     )

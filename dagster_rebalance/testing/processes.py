@@ -171,7 +171,7 @@ class ChildProcess:
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
     def kill(self) -> None:
-        """Kill the program, as a crash would. Its children stay until `stop`."""
+        """Kill the program, as a crash would. Its child processes run until `stop`."""
         self.send(signal.SIGKILL)
         self.wait(10)
 

@@ -244,7 +244,7 @@ def _accepts_login(address: str, credentials: Mapping[str, str]) -> bool:
 
 
 def _listeners(node: KafkaNode, port: int) -> dict[str, str]:
-    """Return the settings of the listener for passwords and of the one for certificates."""
+    """Return the settings of the password listener and the certificate listener."""
     addresses = f"{_LISTENER}://{node.address},{_CERTIFICATE_LISTENER}://127.0.0.1:{port}"
     protocols = (
         f"{_LISTENER}:{_LISTENER},"

@@ -1,6 +1,6 @@
 """A standalone Spark cluster on free ports of 127.0.0.1, from the installed pyspark.
 
-It has a master, and workers that start executors for the applications of sessions with its URL.
+It has a master, and workers that start executors for the Spark applications that use its URL.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SparkCluster:
         """Start the master and the workers, and wait until all workers have registered.
 
         Raises:
-            DagsterRebalanceError: One did not start; the message includes the end of its log.
+            DagsterRebalanceError: A process did not start; the message has the end of its log.
         """
         self._folder = private_folder("spark-cluster")
         try:

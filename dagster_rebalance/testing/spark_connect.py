@@ -68,8 +68,8 @@ ICEBERG = _table_format("iceberg", launch.ICEBERG)
 def table_settings(warehouse: Path) -> dict[str, str]:
     """Return the Spark settings for tables of both formats.
 
-    Tables of Delta Lake are in Spark's own catalog, or at a path. Those of Iceberg are in the
-    catalog `lake` below the folder `warehouse`, which only one Spark may use at a time.
+    Delta Lake tables are in Spark's own catalog, or at a path. Iceberg tables are in the catalog
+    `lake` below the folder `warehouse`, which only one Spark application may use at a time.
     """
     return {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
@@ -139,7 +139,7 @@ class SparkConnectServer:
         """Download the jars if necessary, start the server, and wait until it accepts connections.
 
         Raises:
-            DagsterRebalanceError: It did not start; the message includes the end of its log.
+            DagsterRebalanceError: The server did not start; the message has the end of its log.
         """
         spark = pyspark_folder()
         own_jars = [
@@ -161,7 +161,7 @@ class SparkConnectServer:
         """Restart the server on the same port, also after `kill`.
 
         Raises:
-            DagsterRebalanceError: It did not start; the message includes the end of its log.
+            DagsterRebalanceError: The server did not start; the message has the end of its log.
         """
         if self._process is not None:
             self._process.stop_at_once()

@@ -1,8 +1,8 @@
 """Cache of the jars of the local Kafka and of Spark's libraries.
 
 jgo downloads a set of jars once. Each use verifies that the set is complete and that each jar has
-its pinned hash (`pins/`), or else the hash of its download. A mirror comes from Maven's settings or
-from a variable.
+its pinned hash (`pins/`) or, without a pin, the hash of its download. A mirror is set in Maven's
+settings or in an environment variable.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def pyspark_folder() -> Path:
     """Return the folder of the installed pyspark, without importing it.
 
     Raises:
-        ConfigurationError: It is not installed.
+        ConfigurationError: pyspark is not installed.
     """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
@@ -146,7 +146,6 @@ def _rows(path: Path) -> Iterator[tuple[str, PurePosixPath]]:
 
 
 def _problem(folder: Path, jars: JarSet) -> str | None:
-    """Return the problem of a downloaded set, or None."""
     if not (folder / MANIFEST).exists():  # written last
         return "the download was interrupted"
     pin = PINS / f"{jars.name}.sha256"

@@ -108,11 +108,11 @@ def find_java(
 class ClassArchive:
     """Archive of the classes of one program: Java starts in half the time (AppCDS, JEP 350).
 
-    The first process with the flags of `making` writes the archive at its regular end. Java ignores
-    an archive of another class path or Java.
+    The first process with the flags of `making` writes the archive when it exits normally. Java
+    ignores an archive of another class path or Java version.
 
     Attributes:
-        name: The program.
+        name: The name of the program.
         path: The file; None if this Java supports no archive.
     """
 
@@ -136,7 +136,7 @@ class ClassArchive:
 
     @property
     def using(self) -> list[str]:
-        """Flags to use the archive; none unless it exists and belongs to this user."""
+        """JVM flags that use the archive; empty if it is missing or another user owns it."""
         try:
             is_own = self.path is not None and self.path.stat().st_uid == os.getuid()
         except OSError:

@@ -30,7 +30,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _descendants() -> list[int]:
-    """Return the pids of all descendants of this process."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -103,7 +102,7 @@ class _Tree:
 
 
 def main(lifeline: int, report: int, command: list[str]) -> None:
-    """Run the command until its tree is gone, or the parent ends it or ends."""
+    """Run the command until its process tree is gone, the parent requests its end, or ends."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
