@@ -109,3 +109,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
             return _FIRST.get(file, file)
 
     return ByServer(config, log)
+
+
+_INTERNAL_ERRORS: list[str] = []
+
+
+def pytest_internalerror(excrepr: object) -> None:
+    _INTERNAL_ERRORS.append(str(excrepr))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """After an internal error, show the failed tests, which pytest leaves out, and its cause."""
+    yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not _INTERNAL_ERRORS or reporter is None:
+        return
+    reporter.summary_failures()
+    reporter.summary_errors()
+    reporter.short_test_summary()
+    for line in _INTERNAL_ERRORS[0].splitlines()[-10:]:
+        reporter.write_line(line)
+    reporter.summary_stats()

@@ -20,13 +20,18 @@ from dagster_rebalance.cli.app import INTERRUPTED
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from proofs.bench import (
+    arrow_output,
     coordinator,
+    dagster_cost,
+    decoding,
     deploy,
     hold,
     idle,
     poll,
+    readers,
     spark_batches,
     stream_latency,
+    stream_scale,
     stream_spark,
     tracker,
 )
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
     from proofs.bench.entries import Entry
 
 _T = TypeVar("_T")
+_LARGE_HEAP = "1g"
+_BURSTS = 5
 
 
 class Benchmark(enum.Enum):
@@ -49,15 +56,26 @@ class Benchmark(enum.Enum):
     HOLD = "retained_during_hold"
     COORDINATOR = "without_coordinator"
     POLL = "poll_overhead"
+    READERS = "readers"
+    HELP = "help"
     TRACKER = "tracker"
+    DECODED = "decoded"
     IDLE = "idle"
     INGEST = "spark_ingest"
     WRITES = "write_by_range"
     LATENCY = "stream_claim_to_commit"
     STREAM_IDLE = "stream_idle"
+    PARTITIONS = "stream_partitions"
+    BURST = "stream_burst"
+    END = "stream_end"
+    COMMIT_CPU = "commit_cpu"
+    MANY = "many_partitions"
+    TICK = "batch_tick"
+    BYTES = "dagster_bytes"
     REVOKE = "stream_revoke"
     MICRO_BATCH = "stream_micro_batch"
     BACKLOG = "stream_backlog"
+    ARROW = "arrow_parquet"
     GAP = "stream_deploy_gap"
     DUPLICATES = "deploy_duplicates"
 
@@ -91,6 +109,11 @@ class _Parts:
         return self._started("Kafka for streaming runs", KafkaCluster())
 
     @cached_property
+    def crowded(self) -> KafkaCluster:
+        """Kafka for topics with thousands of partitions, which would slow others down."""
+        return self._started("Kafka for many partitions", KafkaCluster(heap=_LARGE_HEAP))
+
+    @cached_property
     def spark(self) -> SparkConnectServer:
         """A warm Spark Connect server."""
         return self._started("Spark Connect", SparkConnectServer())
@@ -109,7 +132,10 @@ def bench(
     ] = 6.0,
     records: Annotated[
         int,
-        typer.Option(min=2000, help="Records of poll_overhead and spark_ingest per run."),
+        typer.Option(
+            min=2000,
+            help="Records of poll_overhead, readers, decoded, arrow_parquet and spark_ingest.",
+        ),
     ] = 2_000_000,
     marks: Annotated[int, typer.Option(min=1000, help="Records of tracker.")] = 1_000_000,
     turns: Annotated[int, typer.Option(min=10, help="Turns of an idle member.")] = 300,
@@ -120,6 +146,24 @@ def bench(
         float, typer.Option(min=1, help="Measured duration of a streaming run.")
     ] = 10.0,
     rebalances: Annotated[int, typer.Option(min=1, help="Number of revokes in stream_revoke.")] = 8,
+    partition_seconds: Annotated[
+        float, typer.Option(min=3, help="Measured duration of a run in stream_partitions.")
+    ] = 180.0,
+    bytes_seconds: Annotated[
+        float, typer.Option(min=10, help="Measured duration of a run in dagster_bytes.")
+    ] = 600.0,
+    tick_seconds: Annotated[
+        float, typer.Option(min=10, help="Measured duration of batch_tick.")
+    ] = 90.0,
+    most_partitions: Annotated[
+        int, typer.Option(min=10, help="Partitions of many_partitions, and limit of stream_idle.")
+    ] = 10_000,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="One repetition and short phases, for development of the benchmarks."
+        ),
+    ] = False,
     backlog: Annotated[
         int, typer.Option(min=1000, help="Records of stream_backlog per run.")
     ] = 5_000_000,
@@ -131,6 +175,10 @@ def bench(
     ),
 ) -> None:
     """Measure, side by side with confluent-kafka and aiokafka, and compare with the goals."""
+    if quick:
+        runs = streams = 1
+        stream_seconds = partition_seconds = 10.0
+        bytes_seconds, tick_seconds, most_partitions = 60.0, 20.0, 2_000
     interrupts = Interrupts()
     interrupts.install()
     chosen = set(only or Benchmark)
@@ -154,14 +202,40 @@ def bench(
                 Benchmark.POLL: lambda: poll.measure(
                     parts.kafka, runs=runs, records=records, step=step
                 ),
+                Benchmark.READERS: lambda: readers.measure(
+                    parts.kafka, runs=runs, records=records, step=step
+                ),
+                Benchmark.HELP: lambda: readers.measure_help(runs=runs, step=step),
                 Benchmark.COORDINATOR: lambda: coordinator.measure(parts.nodes, **held),
                 Benchmark.TRACKER: lambda: tracker.measure(runs=runs, marks=marks, step=step),
+                Benchmark.DECODED: lambda: decoding.measure(runs=runs, records=records, step=step),
                 Benchmark.IDLE: lambda: idle.measure(runs=runs, turns=turns, step=step),
                 Benchmark.LATENCY: lambda: stream_latency.measure_latency(
                     parts.streamed, **streaming
                 ),
                 Benchmark.STREAM_IDLE: lambda: stream_latency.measure_idle(
-                    parts.streamed, **streaming
+                    parts.crowded, most=most_partitions, **streaming
+                ),
+                Benchmark.PARTITIONS: lambda: stream_scale.measure_partitions(
+                    parts.crowded, seconds=partition_seconds, step=step
+                ),
+                Benchmark.BURST: lambda: stream_scale.measure_burst(
+                    parts.crowded, bursts=_BURSTS, step=step
+                ),
+                Benchmark.END: lambda: stream_scale.measure_end(
+                    parts.crowded, runs=streams, step=step
+                ),
+                Benchmark.COMMIT_CPU: lambda: stream_scale.measure_commit_cpu(
+                    parts.crowded, **streaming
+                ),
+                Benchmark.MANY: lambda: stream_scale.measure_many(
+                    parts.crowded, partitions=most_partitions, step=step
+                ),
+                Benchmark.TICK: lambda: dagster_cost.measure_ticks(
+                    parts.crowded, seconds=tick_seconds, step=step
+                ),
+                Benchmark.BYTES: lambda: dagster_cost.measure_bytes(
+                    parts.crowded, seconds=bytes_seconds, step=step
                 ),
                 Benchmark.REVOKE: lambda: stream_latency.measure_revoke(
                     parts.streamed, rebalances=rebalances, step=step
@@ -176,6 +250,9 @@ def bench(
                     batches=batches,
                     records=backlog,
                     step=step,
+                ),
+                Benchmark.ARROW: lambda: arrow_output.measure(
+                    parts.streamed, runs=streams, records=records, batches=batches, step=step
                 ),
                 Benchmark.GAP: lambda: deploy.measure_gap(
                     parts.streamed, parts.spark, runs=streams, step=step

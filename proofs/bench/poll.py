@@ -17,13 +17,17 @@ from dagster_rebalance.testing.fixtures import unique_name
 from proofs.bench.entries import Entry, Goal, Sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from dagster_rebalance.testing.broker import KafkaCluster
 
 _Reader: TypeAlias = "Callable[[str, int], float]"
 
-_TOPIC, _PARTITIONS, _RECORD, _BATCH = "poll-overhead", 4, b"x" * 100, 500
+_TOPIC = "poll-overhead"
+PARTITIONS, RECORD, BATCH = 4, b"x" * 100, 500
+FAST = {"fetch.queue.backoff.ms": 5}
+"""By default the bare client rests for a second whenever its queue is full, and would be measured
+resting."""
 _LIMIT_S = 120.0
 _PAIRS_IN_A_RUN = 3
 """Reads per run: a read takes a second, in which a machine may be busy."""
@@ -34,8 +38,8 @@ def measure(
 ) -> list[Entry]:
     """Read the whole topic with each client in turn."""
     step(f"poll_overhead, producing {records:,} records")
-    kafka.create_topic(_TOPIC, _PARTITIONS)
-    _produce(kafka.bootstrap_servers, records)
+    kafka.create_topic(_TOPIC, PARTITIONS)
+    produce(kafka.bootstrap_servers, _TOPIC, records)
     # The broker's caches and its compiler are warm from here on.
     _bare(kafka.bootstrap_servers, records)
     readers = [_ours, _bare, _careful]
@@ -49,7 +53,7 @@ def measure(
         }
         for peer, samples in against.items():
             samples.append(Sample(speeds[_ours], speeds[peer], speeds[_ours] / speeds[peer]))
-    case = f"poll(max_records={_BATCH}) against Consumer.consume({_BATCH}), {len(_RECORD)} bytes"
+    case = f"poll(max_records={BATCH}) against Consumer.consume({BATCH}), {len(RECORD)} bytes"
     cases: dict[_Reader, str] = {
         _bare: case,
         _careful: f"{case}, with the look for errors that poll makes and its users must make",
@@ -60,14 +64,15 @@ def measure(
     ]
 
 
-def _produce(servers: str, records: int) -> None:
+def produce(servers: str, topic: str, records: int) -> None:
+    """Fill a topic."""
     producer = Producer(
         {"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
     )
     for number in range(records):
         while True:
             try:
-                producer.produce(_TOPIC, _RECORD, partition=number % _PARTITIONS)
+                producer.produce(topic, RECORD, partition=number % PARTITIONS)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -76,62 +81,59 @@ def _produce(servers: str, records: int) -> None:
         raise BrokerError(msg)
 
 
-def _config(servers: str) -> dict[str, Any]:
+def config(servers: str) -> dict[str, Any]:
+    """Return the settings of a consumer in a group of its own."""
     return {
         "bootstrap.servers": servers,
         "group.id": unique_name("poll-overhead"),
         "group.protocol": "consumer",
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        # By default the client rests for a second whenever its queue is full, and both would be
-        # measured resting.
-        "fetch.queue.backoff.ms": 5,
     }
 
 
 def _ours(servers: str, records: int) -> float:
-    with RebalanceAwareConsumer(_config(servers)) as consumer:
+    with RebalanceAwareConsumer({**config(servers), **FAST}) as consumer:
         consumer.subscribe([_TOPIC])
-        return _speed(lambda: consumer.poll(1.0, max_records=_BATCH), records)
+        return speed(lambda: len(consumer.poll(1.0, max_records=BATCH)), records)
 
 
 def _bare(servers: str, records: int) -> float:
-    with closing(Consumer(_config(servers))) as consumer:
+    with closing(Consumer({**config(servers), **FAST})) as consumer:
         consumer.subscribe([_TOPIC])
-        return _speed(lambda: consumer.consume(_BATCH, 1.0), records)
+        return speed(lambda: len(consumer.consume(BATCH, 1.0)), records)
 
 
 def _careful(servers: str, records: int) -> float:
-    with closing(Consumer(_config(servers))) as consumer:
+    with closing(Consumer({**config(servers), **FAST})) as consumer:
         consumer.subscribe([_TOPIC])
 
-        def read() -> list[Message]:
-            batch = consumer.consume(_BATCH, 1.0)
-            return (
-                [message for message in batch if not message.error()]
-                if any(map(Message.error, batch))
-                else batch
-            )
+        def read() -> int:
+            batch = consumer.consume(BATCH, 1.0)
+            if any(map(Message.error, batch)):
+                batch = [message for message in batch if not message.error()]
+            return len(batch)
 
-        return _speed(read, records)
+        return speed(read, records)
 
 
-def _speed(read: Callable[[], Sequence[Message]], records: int) -> float:
+def speed(read: Callable[[], int], records: int) -> float:
+    """Return the rate of a reader, whose calls return numbers of records."""
     give_up_at = time.monotonic() + _LIMIT_S
     first = 0
     while not first:
-        first = len(read())
+        first = read()
         _check(give_up_at)
     began_at, count = time.perf_counter(), first
     while count < records:
-        batch = read()
-        count += len(batch)
-        if not batch:
+        found = read()
+        count += found
+        if not found:
             _check(give_up_at)
     return (records - first) / (time.perf_counter() - began_at)
 
 
 def _check(give_up_at: float) -> None:
     if time.monotonic() > give_up_at:
-        msg = f"the records of topic {_TOPIC} were not all there within {_LIMIT_S:g} s"
+        msg = f"the records were not all there within {_LIMIT_S:g} s"
         raise BrokerError(msg)

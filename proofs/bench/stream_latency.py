@@ -6,7 +6,6 @@ without records, and the time from Kafka's request to the release while batches 
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from contextlib import ExitStack, closing
@@ -21,17 +20,21 @@ from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import AT_ONCE, CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.fixtures import unique_name
-from dagster_rebalance.testing.postgres import Postgres
 from proofs.bench.entries import Entry, Goal, Sample
 from proofs.bench.streams import (
     BATCHES,
     LOCATION,
     PROJECT,
     ROOT,
+    STORAGES,
     STREAM,
     Body,
     committed_ranges,
+    cpu_s,
+    dagster_storage,
+    loaded_run,
     percentile,
+    stored_partitions,
     streaming_run,
     turned_on,
     wait_for_commits,
@@ -48,7 +51,11 @@ if TYPE_CHECKING:
 
 _PARTITIONS, _PER_SECOND = 8, 1000
 _SETTLE_S, _START_LIMIT_S = 3.0, 240.0
-_IDLE_PARTITIONS = 100
+_IDLE_GOALS = {1_000: 0.02, 10_000: 0.06}
+"""Maximum share of a core by number of partitions."""
+_IDLE_TIMES = 6
+"""An idle phase is this much longer than others: it has to contain the reads of every 30 s."""
+_QUIET_WINDOW_S, _QUIET_SHARE, _QUIET_LIMIT_S = 5.0, 0.8, 300.0
 _BATCH_S = 1.0
 _AFTER_RELEASE_S = 1.0
 """Batches claimed this long after a release count as after it."""
@@ -68,13 +75,9 @@ def measure_latency(
 ) -> list[Entry]:
     """Run empty batches in a streaming run and in per-batch runs, on SQLite and on Postgres."""
     entries = []
-    for storage in ("SQLite", "Postgres"):
+    for storage in STORAGES:
         with ExitStack() as stack:
-            settings = dict(AT_ONCE)
-            if storage == "Postgres":
-                postgres = stack.enter_context(Postgres())
-                postgres.create_database("bench")
-                settings |= postgres.dagster_settings("bench")
+            settings = {**AT_ONCE, **stack.enter_context(dagster_storage(storage))}
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
             topic = unique_name("latency")
             kafka.create_topic(topic, _PARTITIONS)
@@ -163,58 +166,82 @@ def _play(stage: _Stage, form: str, seconds: float) -> list[Committed]:
 
 
 def measure_idle(
-    kafka: KafkaCluster, *, runs: int, seconds: float, step: Callable[[str], None]
+    kafka: KafkaCluster, *, runs: int, seconds: float, most: int, step: Callable[[str], None]
 ) -> list[Entry]:
-    """Measure the CPU of a streaming run whose partitions have no records."""
+    """Measure the CPU of streaming runs whose partitions have no records.
+
+    `most` limits the number of partitions.
+    """
+    return [
+        _idle(kafka, min(partitions, most), goal, runs=runs, seconds=seconds, step=step)
+        for partitions, goal in _IDLE_GOALS.items()
+    ]
+
+
+def _idle(
+    kafka: KafkaCluster,
+    partitions: int,
+    goal: float,
+    *,
+    runs: int,
+    seconds: float,
+    step: Callable[[str], None],
+) -> Entry:
     topic = unique_name("idle")
-    kafka.create_topic(topic, _IDLE_PARTITIONS)
-    body = Body(kafka.bootstrap_servers, topic, _IDLE_PARTITIONS, topic)
+    kafka.create_topic(topic, partitions)
+    body = Body(kafka.bootstrap_servers, topic, partitions, topic, waits=True)
     samples = []
-    step("stream_idle, starting a streaming run")
+    step(f"stream_idle, starting a streaming run with {partitions:,} partitions")
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as home,
         streaming_run(kafka, Path(home), body) as process,
     ):
-        time.sleep(2 * _SETTLE_S)
+        _wait_until_quiet(kafka, body, process.pid)
         for run in range(runs):
             step(f"stream_idle, run {run + 1} of {runs}")
-            before, began_at = _cpu_s(process.pid), time.monotonic()
-            time.sleep(seconds)
-            used_s, passed_s = _cpu_s(process.pid) - before, time.monotonic() - began_at
+            before, began_at = cpu_s(process.pid), time.monotonic()
+            time.sleep(_IDLE_TIMES * seconds)
+            used_s, passed_s = cpu_s(process.pid) - before, time.monotonic() - began_at
             samples.append(Sample(used_s, None, used_s / passed_s))
-    case = f"a streaming run with {_IDLE_PARTITIONS} idle partitions"
-    unit = f"s of CPU in {seconds:g} s"
-    return [Entry("stream_idle", case, "a core", unit, Goal("<=", 0.02), samples)]
+    kafka.delete_topic(topic)
+    case = f"a streaming run with {partitions:,} idle partitions"
+    unit = f"s of CPU in {_IDLE_TIMES * seconds:g} s"
+    return Entry("stream_idle", case, "a core", unit, Goal("<=", goal), samples)
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _wait_until_quiet(kafka: KafkaCluster, body: Body, pid: int) -> None:
+    """Wait until a run has stored the offsets of all partitions, and its CPU no longer falls."""
+    wait_until(
+        lambda: stored_partitions(kafka, body, STREAM) == body.partitions or None,
+        timeout_s=_QUIET_LIMIT_S,
+        what=f"the offsets of all partitions of {body.group}",
+        interval_s=1.0,
+    )
+    used = [float("inf")]
+
+    def is_quiet() -> bool | None:
+        before = cpu_s(pid)
+        time.sleep(_QUIET_WINDOW_S)
+        used.append(cpu_s(pid) - before)
+        return used[-1] >= _QUIET_SHARE * used[-2] or None
+
+    wait_until(is_quiet, timeout_s=_QUIET_LIMIT_S, what=f"{body.group} to be quiet")
 
 
 def measure_revoke(
     kafka: KafkaCluster, *, rebalances: int, step: Callable[[str], None]
 ) -> list[Entry]:
     """Let another member join and leave repeatedly while batches take a second."""
-    topic = unique_name("revoke")
-    kafka.create_topic(topic, _PARTITIONS)
-    body = Body(kafka.bootstrap_servers, topic, _PARTITIONS, topic, sleep_s=_BATCH_S)
-    group = f"{topic}-{STREAM}"
     step("stream_revoke, starting a streaming run")
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as home,
-        NumberedProducer(
-            kafka.bootstrap_servers, topic, partitions=_PARTITIONS, per_second=_PER_SECOND
-        ),
-        streaming_run(kafka, Path(home), body),
-    ):
+    with loaded_run(kafka, _PARTITIONS, per_second=_PER_SECOND, sleep_s=_BATCH_S) as loaded:
+        topic, group = loaded.body.topic, f"{loaded.body.group}-{STREAM}"
         time.sleep(2 * _SETTLE_S)
         for number in range(rebalances):
             step(f"stream_revoke, {number + 1} of {rebalances}")
-            _join_and_leave(kafka, group, topic)
+            join_and_leave(kafka, group, topic)
             time.sleep(_SETTLE_S + _BATCH_S * number / rebalances)  # at any point of a batch
         records = read_group(kafka.bootstrap_servers, group)
-        commits = committed_ranges(kafka, group)
+        commits = loaded.committed()
     revokes = revokes_in(records)
     if not revokes:
         msg = f"Kafka asked for no partition of {group}"
@@ -245,7 +272,7 @@ def measure_revoke(
     ]
 
 
-def _join_and_leave(kafka: KafkaCluster, group: str, topic: str) -> None:
+def join_and_leave(kafka: KafkaCluster, group: str, topic: str) -> None:
     settings = {"group.id": group, "group.protocol": "consumer", "enable.auto.commit": False}
     with closing(Consumer({**kafka.client_config(), **settings})) as other:
         other.subscribe([topic])

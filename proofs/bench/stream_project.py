@@ -3,9 +3,13 @@
 Its settings are in the environment (`proofs.bench.streams`).
 """
 
+import json
+import threading
 import time
+from pathlib import Path
 
 import dagster as dg
+import pyarrow as pa
 
 from dagster_rebalance import (
     KafkaBatch,
@@ -14,12 +18,17 @@ from dagster_rebalance import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
+from dagster_rebalance.arrow import output as arrow
 from dagster_rebalance.spark.output import write_parquet_by_range
 from proofs.bench.spark_batches import BOUNDS, COLUMNS
-from proofs.bench.streams import BATCHES, STREAM, Body
+from proofs.bench.streams import BATCHES, PEER, STREAM, Body
 
 BODY = Body.from_environment()
-SPARK = KafkaSparkResource(remote=BODY.remote) if BODY.remote else None
+_BATCH_WAIT_S = 10.0
+"""A third of the default: more ticks of a measured phase request a run."""
+AS_STREAMS = {"spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text"}
+"""Spark reads Kafka as Structured Streaming does (docs/reading.md)."""
+SPARK = KafkaSparkResource(remote=BODY.remote, spark_config=AS_STREAMS) if BODY.remote else None
 
 
 def _kafka(form: str) -> KafkaConsumerResource:
@@ -27,19 +36,47 @@ def _kafka(form: str) -> KafkaConsumerResource:
         bootstrap_servers=BODY.brokers,
         group_id=f"{BODY.group}-{form}",
         topics=[BODY.topic],
-        start_from="earliest" if BODY.remote else "latest",
+        start_from="earliest" if BODY.remote or BODY.from_start else "latest",
         max_records_per_range=BODY.records_per_range,
-        max_wait_s=0,
+        max_ranges_per_run=BODY.ranges_per_run,
+        max_wait_s=(None if form == STREAM else _BATCH_WAIT_S) if BODY.waits else 0,
     )
 
 
+def _note_threads() -> None:
+    """Write the ids of the threads of this run, by name, once."""
+    file = Path(BODY.threads)
+    if BODY.threads and not file.exists():
+        file.write_text(json.dumps({one.name: one.native_id for one in threading.enumerate()}))
+
+
+def _selected(kafka_batch: KafkaBatch) -> pa.RecordBatchReader:
+    """Return the records with the columns that all contenders write."""
+    records = kafka_batch.arrow()
+    names = ["topic", "partition", "offset", "value", *BOUNDS]
+    schema = pa.schema([records.schema.field(name) for name in names])
+    return pa.RecordBatchReader.from_batches(schema, (batch.select(names) for batch in records))
+
+
 def _asset(form: str) -> dg.AssetsDefinition:
-    """Make the asset: it works through Spark, or only sleeps."""
-    if SPARK is None:
+    """Make the asset: it works through Spark or from Arrow, or only sleeps."""
+    if BODY.arrow:
 
         @dg.asset(name=f"{form}_orders")
-        def sleeps(kafka_batch: KafkaBatch) -> None:  # noqa: ARG001 - only its claims and commits count
+        def converts(kafka_batch: KafkaBatch) -> None:
+            arrow.write_parquet_by_range(_selected(kafka_batch), BODY.output)
+
+        return converts
+
+    if SPARK is None:
+
+        @dg.asset(name=f"{form}_orders", metadata={"dagster_rebalance/sums": ["rows"]})
+        def sleeps(kafka_batch: KafkaBatch) -> dg.MaterializeResult[None]:
+            _note_threads()
             time.sleep(BODY.sleep_s)
+            return dg.MaterializeResult(
+                metadata={"rows": kafka_batch.records} if BODY.rows else None
+            )
 
         return sleeps
 
@@ -49,6 +86,31 @@ def _asset(form: str) -> dg.AssetsDefinition:
         write_parquet_by_range(frame, BODY.output)
 
     return writes
+
+
+@dg.asset(name=PEER)
+def does_nothing() -> None:
+    """Return at once."""
+
+
+class PeerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Nothing: for a sensor with a resource, Dagster opens its instance in each tick."""
+
+
+_peer_job = dg.define_asset_job(f"{PEER}_job", [does_nothing])
+
+
+@dg.sensor(name=f"{PEER}_sensor", job=_peer_job, minimum_interval_seconds=5)
+def _peer_sensor(
+    context: dg.SensorEvaluationContext,
+    peer: PeerResource,  # noqa: ARG001 - see there
+) -> dg.SensorResult | dg.SkipReason:
+    """Request the least that Dagster can run in every other tick."""
+    number = int(context.cursor or 0) + 1
+    context.update_cursor(str(number))
+    if number % 2:
+        return dg.SkipReason("every other tick")
+    return dg.SensorResult(run_requests=[dg.RunRequest(run_key=str(number))])
 
 
 defs = dg.Definitions.merge(
@@ -66,5 +128,11 @@ defs = dg.Definitions.merge(
         spark=SPARK,
         name=BATCHES,
         kafka_key="batch_kafka",
+    ),
+    dg.Definitions(
+        assets=[does_nothing],
+        jobs=[_peer_job],
+        sensors=[_peer_sensor],
+        resources={PEER: PeerResource()},
     ),
 )

@@ -2,7 +2,8 @@
 
 A streaming run, Spark Structured Streaming and per-batch runs take turns at one topic, with batches
 of the same size on the same Spark Connect server. Rates count from end to end of batches, so they
-include claims, commits, checkpoints and Dagster's storage.
+include claims, commits, checkpoints and Dagster's storage. CPU is that of the server and of the
+process of the run, and of their ended children, between two counts of the records that are done.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from proofs.bench.streams import (
     Body,
     committed_ranges,
     committed_records,
+    cpu_with_children_s,
     streaming_run,
     turned_on,
 )
@@ -41,6 +43,12 @@ if TYPE_CHECKING:
 
 _PARTITIONS = 4
 _MICRO_RECORDS = 1_000
+_SMALLER = 10
+"""The large batches of `stream_backlog` have so many times the records of the small ones."""
+_SMALL_BATCHES = 4
+"""So many times the number of large batches, because the figures of few batches vary."""
+_LOOK_S = 0.25
+_MILLION = 1_000_000
 _RUNS = 4
 """Number of per-batch runs in a round: they take many seconds and hardly differ."""
 _WARM_UP = 1
@@ -58,6 +66,37 @@ class _Backlog:
     size: int
     batches: int
 
+    @property
+    def records(self) -> int:
+        return self.size * self.batches
+
+
+class Meter:
+    """CPU seconds of processes, each time with the number of records that are done."""
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._found: list[tuple[int, float]] = []
+
+    def look(self, records: int) -> None:
+        """Note the CPU seconds, unless as many records were done before."""
+        if records > (self._found[-1][0] if self._found else 0):
+            self._found.append((records, sum(map(cpu_with_children_s, self._pids))))
+
+    @property
+    def per_million(self) -> float:
+        """CPU seconds of a million records."""
+        (records, used_s), *_, (all_records, all_used_s) = self._found
+        return (all_used_s - used_s) / (all_records - records) * _MILLION
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Records per second, and CPU seconds of a million records if they were measured."""
+
+    rate: float
+    cpu_s: float | None = None
+
 
 def measure_micro_batches(
     kafka: KafkaCluster,
@@ -69,11 +108,14 @@ def measure_micro_batches(
 ) -> list[Entry]:
     """Process a backlog of small batches, in turn."""
     backlog = _filled(kafka, server, _MICRO_RECORDS, batches)
-    rates = _play("stream_micro_batch", backlog, runs=runs, step=step)
+    played = _play("stream_micro_batch", backlog, runs=runs, step=step)
     case = f"{backlog.size:,} records of {_PARTITIONS} partitions to Parquet"
-    took_s = {form: [backlog.size / rate for rate in found] for form, found in rates.items()}
-    goals = {structured_streaming.NAME: Goal("<=", 1.25), BATCHES: Goal("<=", 0.1)}
-    return entries_of("stream_micro_batch", case, "s", took_s, goals)
+    took_s = {form: [backlog.size / one.rate for one in found] for form, found in played.items()}
+    goals = {structured_streaming.NAME: Goal("<=", 1), BATCHES: Goal("<=", 0.1)}
+    return [
+        *entries_of("stream_micro_batch", case, "s", took_s, goals),
+        *_cpu_entries("stream_micro_batch", case, played),
+    ]
 
 
 def measure_backlog(
@@ -85,13 +127,26 @@ def measure_backlog(
     records: int,
     step: Callable[[str], None],
 ) -> list[Entry]:
-    """Process a backlog of large batches, in turn."""
-    step(f"stream_backlog, producing {records:,} records")
-    backlog = _filled(kafka, server, records // batches, batches)
-    rates = _play("stream_backlog", backlog, runs=runs, step=step)
-    case = f"{records:,} records to Parquet in batches of {backlog.size:,}"
-    goals = {structured_streaming.NAME: Goal(">=", 0.95), BATCHES: Goal(">=", 1)}
-    return entries_of("stream_backlog", case, "records/s", rates, goals)
+    """Process a backlog of large batches, and one of smaller batches, in turn."""
+    entries = []
+    large = records // batches
+    for size, number in ((large, batches), (large // _SMALLER, batches * _SMALL_BATCHES)):
+        step(f"stream_backlog, producing {size * number:,} records")
+        backlog = _filled(kafka, server, size, number)
+        played = _play("stream_backlog", backlog, runs=runs, step=step)
+        case = f"{backlog.records:,} records to Parquet in batches of {backlog.size:,}"
+        rates = {form: [one.rate for one in found] for form, found in played.items()}
+        goals = {structured_streaming.NAME: Goal(">=", 1), BATCHES: Goal(">=", 1)}
+        entries += entries_of("stream_backlog", case, "records/s", rates, goals)
+        entries += _cpu_entries("stream_backlog", case, played)
+        kafka.delete_topic(backlog.topic)
+    return entries
+
+
+def _cpu_entries(name: str, case: str, played: dict[str, list[Played]]) -> list[Entry]:
+    used = {form: [one.cpu_s or 0 for one in found] for form, found in played.items()}
+    goals = {structured_streaming.NAME: Goal("<=", 1.1)}
+    return entries_of(name, f"CPU of a million records, {case}", "s", used, goals)
 
 
 def entries_of(
@@ -122,36 +177,38 @@ def _filled(kafka: KafkaCluster, server: SparkConnectServer, size: int, batches:
 
 def _play(
     name: str, backlog: _Backlog, *, runs: int, step: Callable[[str], None]
-) -> dict[str, list[float]]:
-    """Return the records per second of each form in each round."""
-    forms: dict[str, Callable[[_Backlog], list[tuple[float, int]]]] = {
+) -> dict[str, list[Played]]:
+    """Return the figures of each form in each round."""
+    forms: dict[str, Callable[[_Backlog], Played]] = {
         STREAM: _stream,
         structured_streaming.NAME: _structured,
         BATCHES: _batches,
     }
-    rates = defaultdict(list)
+    played = defaultdict(list)
     for run in range(1 - _WARM_UP, 1 + runs):
         turn = (
             [STREAM, structured_streaming.NAME] if run % 2 else [structured_streaming.NAME, STREAM]
         )
         for form in [*turn, BATCHES] if run > 0 else turn:
             step(f"{name}, {form}, " + (f"run {run} of {runs}" if run > 0 else "warming up"))
-            found = records_per_second(forms[form](backlog))
+            found = forms[form](backlog)
             if run > 0:
-                rates[form].append(found)
-    return rates
+                played[form].append(found)
+    return played
 
 
-def _stream(backlog: _Backlog) -> list[tuple[float, int]]:
+def _stream(backlog: _Backlog) -> Played:
     """Process the backlog with a streaming run."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         body = _body(backlog, folder)
-        with streaming_run(backlog.kafka, Path(folder) / "home", body):
-            _wait_for(backlog, body, STREAM, backlog.batches)
-        return ends_of(committed_ranges(backlog.kafka, f"{body.group}-{STREAM}"))
+        with streaming_run(backlog.kafka, Path(folder) / "home", body) as run:
+            meter = Meter(backlog.server.process.pid, run.pid)
+            _wait_for(backlog, body, STREAM, backlog.batches, meter)
+        ends = ends_of(committed_ranges(backlog.kafka, f"{body.group}-{STREAM}"))
+        return Played(records_per_second(ends), meter.per_million)
 
 
-def _batches(backlog: _Backlog) -> list[tuple[float, int]]:
+def _batches(backlog: _Backlog) -> Played:
     """Process its beginning with per-batch runs."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         body = _body(backlog, folder)
@@ -161,12 +218,14 @@ def _batches(backlog: _Backlog) -> list[tuple[float, int]]:
             turned_on(dagster, BATCHES),
         ):
             _wait_for(backlog, body, BATCHES, _RUNS)
-            return ends_of(committed_ranges(backlog.kafka, f"{body.group}-{BATCHES}"))
+            ends = ends_of(committed_ranges(backlog.kafka, f"{body.group}-{BATCHES}"))
+            return Played(records_per_second(ends))
 
 
-def _structured(backlog: _Backlog) -> list[tuple[float, int]]:
+def _structured(backlog: _Backlog) -> Played:
     """Process the backlog with Structured Streaming."""
     seen: dict[int, tuple[float, int]] = {}
+    meter = Meter(backlog.server.process.pid)
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         connected(backlog.server) as session,
@@ -178,11 +237,13 @@ def _structured(backlog: _Backlog) -> list[tuple[float, int]]:
 
         def is_done() -> bool:
             seen.update(structured_streaming.micro_batches(query))
-            return sum(records for _, records in seen.values()) >= backlog.size * backlog.batches
+            done = sum(records for _, records in seen.values())
+            meter.look(done)
+            return done >= backlog.records
 
-        wait_until(is_done, timeout_s=_LIMIT_S, what="Structured Streaming", interval_s=1.0)
+        wait_until(is_done, timeout_s=_LIMIT_S, what="Structured Streaming", interval_s=_LOOK_S)
         query.stop()
-    return sorted(seen.values())
+    return Played(records_per_second(sorted(seen.values())), meter.per_million)
 
 
 def _body(backlog: _Backlog, folder: str) -> Body:
@@ -197,13 +258,22 @@ def _body(backlog: _Backlog, folder: str) -> Body:
     )
 
 
-def _wait_for(backlog: _Backlog, body: Body, form: str, batches: int) -> None:
+def _wait_for(
+    backlog: _Backlog, body: Body, form: str, batches: int, meter: Meter | None = None
+) -> None:
     records = batches * backlog.size
+
+    def is_done() -> bool:
+        done = committed_records(backlog.kafka, body, form) or 0
+        if meter is not None:
+            meter.look(done)
+        return done >= records
+
     wait_until(
-        lambda: (committed_records(backlog.kafka, body, form) or 0) >= records,
+        is_done,
         timeout_s=_LIMIT_S,
         what=f"{records:,} records to be committed by {body.group}-{form}",
-        interval_s=1.0,
+        interval_s=_LOOK_S,
     )
 
 

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import sys
+import tempfile
+import time
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
@@ -18,12 +20,15 @@ from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.processes import ChildProcess
 from proofs.witness.committed import committed_offsets
 from proofs.witness.offsets_topic import read_stored_offsets
+from proofs.witness.producer import NumberedProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import dagster as dg
 
@@ -34,8 +39,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PROJECT, LOCATION = "proofs.bench.stream_project", "bench"
 STREAM, BATCHES = "stream", "batches"
+PEER = "peer"
+"""An empty asset and its sensor, without this package."""
+SQLITE, POSTGRES = STORAGES = "SQLite", "Postgres"
 LIMIT_S = 120.0
 _ASK_LIMIT_S = 5.0
+_LATE_COMMITS_S = 5.0
+"""Ranges that are claimed at the end of a measured phase have this time for their commit."""
 _VARIABLE = "DAGSTER_REBALANCE_BENCH_BODY"
 
 
@@ -50,8 +60,14 @@ class Body:
         group: Prefix of the groups' names.
         sleep_s: Duration of a batch.
         remote: Spark Connect server for the writes; empty without Spark.
-        output: Folder of Spark's output.
+        output: Folder of the output.
         records_per_range: Maximum offsets of one partition in a batch.
+        ranges_per_run: Maximum partitions of a per-batch run.
+        from_start: Whether a new group starts at the beginning of the topic.
+        waits: Whether few records wait for more, as by default.
+        rows: Whether the asset reports the number of its records as a sum.
+        threads: A file for the ids of the threads of a run, by name; empty for none.
+        arrow: Whether the asset writes from Arrow, without Spark.
     """
 
     brokers: str
@@ -62,6 +78,12 @@ class Body:
     remote: str = ""
     output: str = ""
     records_per_range: int = 100_000
+    ranges_per_run: int = 8
+    from_start: bool = False
+    waits: bool = False
+    rows: bool = False
+    threads: str = ""
+    arrow: bool = False
 
     @property
     def environment(self) -> dict[str, str]:
@@ -98,18 +120,56 @@ class Committed:
         return self.at - self.claimed_at
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A streaming run under a constant load.
+
+    Attributes:
+        kafka: The Kafka.
+        body: The settings of its code location.
+        home: Dagster's folder.
+        process: The process of the run.
+    """
+
+    kafka: KafkaCluster
+    body: Body
+    home: Path
+    process: ChildProcess
+
+    def claimed_within(self, seconds: float) -> list[Committed]:
+        """Wait, and return the ranges that were claimed in that time and then committed."""
+        since = time.time()
+        time.sleep(seconds)
+        until = time.time()
+        time.sleep(_LATE_COMMITS_S)
+        return [one for one in self.committed() if since <= one.claimed_at < until]
+
+    def committed(self) -> list[Committed]:
+        """Return all ranges that the run has claimed and committed, oldest commit first."""
+        return committed_ranges(self.kafka, f"{self.body.group}-{STREAM}")
+
+
 def committed_records(kafka: KafkaCluster, body: Body, form: str) -> int | None:
     """Return the sum of all committed offsets, or None without any."""
+    found = _committed(kafka, body, form)
+    return sum(found.values()) if found else None
+
+
+def stored_partitions(kafka: KafkaCluster, body: Body, form: str) -> int:
+    """Return the number of partitions with a committed offset."""
+    return len(_committed(kafka, body, form))
+
+
+def _committed(kafka: KafkaCluster, body: Body, form: str) -> dict[int, int]:
     with suppress(KafkaException):  # the coordinator of a new group has to be found first
-        found = committed_offsets(
+        return committed_offsets(
             kafka.client_config(),
             f"{body.group}-{form}",
             body.topic,
             range(body.partitions),
             limit_s=_ASK_LIMIT_S,
         )
-        return sum(found.values()) if found else None
-    return None
+    return {}
 
 
 def wait_for_commits(kafka: KafkaCluster, body: Body, form: str, *, timeout_s: float) -> None:
@@ -148,6 +208,23 @@ def ranges_in(stored: Iterable[StoredOffset]) -> list[Committed]:
     return found
 
 
+def cpu_s(pid: int, thread: int | None = None) -> float:
+    """Return the CPU seconds of a process, or of one of its threads."""
+    at = Path(f"/proc/{pid}") if thread is None else Path(f"/proc/{pid}/task/{thread}")
+    return sum(_ticks(at)[:2]) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_with_children_s(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children that have ended."""
+    return sum(_ticks(Path(f"/proc/{pid}"))) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(at: Path) -> tuple[int, ...]:
+    """Return the user and system time, and those of ended children."""
+    fields = (at / "stat").read_text().rpartition(")")[2].split()
+    return tuple(map(int, fields[11:15]))
+
+
 def percentile(values: Iterable[float], share: float) -> float:
     """Return the smallest value that at least this share of the values does not exceed."""
     ordered = sorted(values)
@@ -155,12 +232,17 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 @contextmanager
-def streaming_run(kafka: KafkaCluster, home: Path, body: Body) -> Iterator[ChildProcess]:
-    """Run a streaming run until it has committed or owns its partitions; it leaves on exit."""
+def streaming_run(
+    kafka: KafkaCluster, home: Path, body: Body, storage: Mapping[str, object] | None = None
+) -> Iterator[ChildProcess]:
+    """Run a streaming run from its first stored offset on; it leaves on exit.
+
+    `storage` has the settings of Dagster's storage; the default is SQLite.
+    """
     home.mkdir(parents=True, exist_ok=True)
     settings = home / "dagster.yaml"
     if not settings.exists():
-        settings.write_text(json.dumps({"telemetry": {"enabled": False}}))
+        settings.write_text(json.dumps({"telemetry": {"enabled": False}, **(storage or {})}))
     execute = [sys.executable, "-m", "dagster", "job", "execute"]
     process = ChildProcess(
         "streaming run",
@@ -179,6 +261,42 @@ def streaming_run(kafka: KafkaCluster, home: Path, body: Body) -> Iterator[Child
         yield process
     finally:
         process.stop(timeout_s=30, first=signal.SIGTERM)
+
+
+@contextmanager
+def loaded_run(
+    kafka: KafkaCluster,
+    partitions: int,
+    *,
+    per_second: int,
+    storage: Mapping[str, object] | None = None,
+    **body: Any,  # noqa: ANN401 - fields of a `Body`
+) -> Iterator[Loaded]:
+    """Produce to a new topic at a constant rate, and process it with one streaming run."""
+    topic = unique_name("streamed")
+    kafka.create_topic(topic, partitions)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        home = Path(folder) / "home"
+        settings = Body(kafka.bootstrap_servers, topic, partitions, topic, **body)
+        with (
+            NumberedProducer(
+                kafka.bootstrap_servers, topic, partitions=partitions, per_second=per_second
+            ),
+            streaming_run(kafka, home, settings, storage) as process,
+        ):
+            yield Loaded(kafka, settings, home, process)
+    kafka.delete_topic(topic)
+
+
+@contextmanager
+def dagster_storage(name: str) -> Iterator[dict[str, Any]]:
+    """Start a storage of Dagster, `SQLite` or `Postgres`, and yield its settings."""
+    if name == SQLITE:
+        yield {}
+        return
+    with Postgres() as postgres:
+        postgres.create_database("bench")
+        yield postgres.dagster_settings("bench")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from dagster_rebalance.cli.app import INTERRUPTED
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from proofs.chaos.parts import all_parts
+from proofs.chaos.parts import PARTITIONS, all_parts
 from proofs.chaos.play import Play
 from proofs.chaos.report import Report, make_report
 from proofs.chaos.sinks import Sink
@@ -51,6 +51,9 @@ def chaos(
     faults: Annotated[int, typer.Option(min=1, help="Number of faults.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of the faults.")] = 1,
     protocol: Annotated[Protocol, typer.Option(help="The group protocol.")] = Protocol.CONSUMER,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="Initial number of partitions, such as 200.")
+    ] = PARTITIONS,
     output: Annotated[
         Path,
         typer.Option(help="The file for the report; after a failure the logs are next to it."),
@@ -64,7 +67,7 @@ def chaos(
         bool, typer.Option(help="Runs use Spark Connect, whose server is killed, too.")
     ] = False,
     sink: Annotated[
-        Sink, typer.Option(help="The output of Spark; delta and iceberg imply --spark.")
+        Sink, typer.Option(help="The output. delta and iceberg imply --spark; arrow-* needs none.")
     ] = Sink.PARQUET,
 ) -> None:
     """Kill, suspend and break real brokers, members, runs and Dagster at random.
@@ -80,13 +83,15 @@ def chaos(
         console.print(f"[dim]{clock(time.time())}[/dim]  {escape(text)}")
 
     code = 0
-    spark = spark or sink is not Sink.PARQUET
+    spark = (spark or sink.is_of_spark_alone) and not sink.is_of_arrow
+    has_sink = spark or sink.is_of_arrow
     try:
         with_postgres = storage is Storage.POSTGRES
         with all_parts(
             protocol=protocol.value,
+            partitions=partitions,
             is_streaming=streaming,
-            sink=sink if spark else None,
+            sink=sink if has_sink else None,
             with_postgres=with_postgres,
             step=say,
             at_end=interrupts.end,
@@ -101,9 +106,10 @@ def chaos(
             played = {
                 "seed": seed,
                 "protocol": protocol.value,
+                "partitions": partitions,
                 "streaming": streaming,
                 "spark": spark,
-                "sink": sink.value if spark else "files",
+                "sink": sink.value if has_sink else "files",
                 "storage": storage.value,
             }
             said = report.as_json(played, seconds=time.monotonic() - began_at)

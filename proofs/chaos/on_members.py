@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from proofs.chaos.parts import Parts
 
 _DEPARTURE_LIMIT_S = 180.0
+_STARTS = 4
 _WITH_ONE_PROCESS = tuple(member for member in MEMBERS if member != RELOADED)
 """Locations whose member runs in the server's process; in a reloadable one it is a child."""
 
@@ -98,7 +99,17 @@ def _of_member(ground: Ground, kind: Kind, name: str) -> Fault:
 
 
 def bring_back(parts: Parts, name: str) -> None:
-    """Restart the code server of a location."""
+    """Restart the code server of a location, as a supervisor does.
+
+    It ends at its start if a frozen process has locked the SQLite files of Dagster.
+    """
     location = parts.dagster.locations[name]
-    location.start(parts.dagster.home)
-    location.wait_until_ready()
+    for starts_left in reversed(range(_STARTS)):
+        location.start(parts.dagster.home)
+        try:
+            location.wait_until_ready()
+        except DagsterRebalanceError:
+            if not starts_left or location.server.is_running:
+                raise
+        else:
+            return

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
@@ -25,9 +27,11 @@ from dagster_rebalance.testing.spark_connect import (
 from proofs.chaos.bystander import Bystander, wait_for_writes
 from proofs.chaos.exchange import (
     BROKERS_VARIABLE,
+    DATABASE_VARIABLE,
     FLEETING,
     FOLDER_VARIABLE,
     GROUP,
+    PARTITIONS_VARIABLE,
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
     RUNS,
@@ -39,7 +43,7 @@ from proofs.chaos.exchange import (
 )
 from proofs.chaos.fleeting import LOCATION as AMBER
 from proofs.chaos.fleeting import Fleeting
-from proofs.chaos.sinks import Sink
+from proofs.chaos.sinks import CREATE, Sink
 from proofs.witness.producer import NumberedProducer
 
 if TYPE_CHECKING:
@@ -58,6 +62,7 @@ STREAMS = RELOADED
 """The only code location with streaming runs, each of which is a member."""
 
 DATABASE = "dagster"
+_NUMBERS = "numbers"
 
 TICK_LIMIT_S = 15
 # A run takes 3 s of CPU to start. With more of them at once, two cores would have no time for the
@@ -91,6 +96,15 @@ def _spark_for(sink: Sink, output: Path, step: Callable[[str], None]) -> SparkCo
     return SparkConnectServer(libraries=libraries, settings=settings, tell=step)
 
 
+def _database(server: Postgres) -> str:
+    """Create a database with the table of numbers. Return its URL."""
+    server.create_database(_NUMBERS)
+    url = f"postgresql://dagster@127.0.0.1:{server.port}/{_NUMBERS}"
+    with psycopg.connect(url) as connection:
+        connection.execute(CREATE)
+    return url
+
+
 def member_of(run_id: str) -> str:
     """Return the catalogue's name of the member in a streaming run."""
     return f"{STREAMS}/{run_id[:8]}"
@@ -109,9 +123,11 @@ class Parts:
         exchange: The folder shared with the runs.
         fleeting: The second group; None with streaming runs.
         spark: The Spark Connect server, if runs use Spark.
-        sink: The output format with Spark.
+        sink: The output; None for files without Spark and Arrow.
+        database: The URL of the output's database, if the output is in Postgres.
         postgres: The server of Dagster's storage; None with SQLite.
         protocol: The group protocol.
+        partitions: Initial number of partitions.
         is_streaming: Whether streaming runs are the members.
     """
 
@@ -124,8 +140,10 @@ class Parts:
     fleeting: Fleeting | None
     spark: SparkConnectServer | None
     sink: Sink | None
+    database: str
     postgres: Postgres | None
     protocol: str
+    partitions: int
     is_streaming: bool
 
     @property
@@ -153,6 +171,7 @@ class Parts:
 def all_parts(
     *,
     protocol: str,
+    partitions: int,
     is_streaming: bool,
     sink: Sink | None,
     with_postgres: bool,
@@ -163,8 +182,9 @@ def all_parts(
 
     Args:
         protocol: The group protocol.
+        partitions: Initial number of partitions.
         is_streaming: Whether streaming runs of one code location are the members.
-        sink: The output format with Spark; None without Spark.
+        sink: The output; None for files without Spark and Arrow.
         with_postgres: Whether Dagster's storage is Postgres instead of SQLite.
         step: Receives a sentence before each start.
         at_end: Called first in the shutdown.
@@ -180,17 +200,25 @@ def all_parts(
         try:
             step("starting three brokers")
             kafka = stack.enter_context(KafkaCluster(nodes=len(BROKERS), tell=step))
-            kafka.create_topic(TOPIC, PARTITIONS)
+            kafka.create_topic(TOPIC, partitions)
             env = {
                 FOLDER_VARIABLE: str(folder),
                 BROKERS_VARIABLE: kafka.bootstrap_servers,
                 PROTOCOL_VARIABLE: protocol,
+                PARTITIONS_VARIABLE: str(partitions),
             }
             spark = None
+            database = ""
             if sink is not None:
+                env[SINK_VARIABLE] = sink.value
+            if sink is Sink.ARROW_POSTGRES:
+                step("starting Postgres for the output")
+                database = _database(stack.enter_context(Postgres()))
+                env[DATABASE_VARIABLE] = database
+            if sink is not None and not sink.is_of_arrow:
                 step("starting a Spark Connect server")
                 spark = stack.enter_context(_spark_for(sink, exchange.output, step))
-                env |= {SPARK_VARIABLE: spark.remote, SINK_VARIABLE: sink.value}
+                env[SPARK_VARIABLE] = spark.remote
             postgres = None
             if with_postgres:
                 step("starting Postgres")
@@ -227,7 +255,7 @@ def all_parts(
             )
             instance = stack.enter_context(dagster.instance())
             producer = NumberedProducer(
-                kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND
+                kafka.bootstrap_servers, TOPIC, partitions=partitions, per_second=RECORDS_PER_SECOND
             )
             stack.enter_context(producer)
             runs = RunLedger(instance, GROUP)
@@ -247,8 +275,10 @@ def all_parts(
                 fleeting,
                 spark,
                 sink,
+                database,
                 postgres,
                 protocol,
+                partitions,
                 is_streaming,
             )
         finally:

@@ -30,11 +30,13 @@ from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.spark.output import RANGE_KEY
 from proofs.chaos.exchange import (
     BROKERS_VARIABLE,
+    DATABASE_VARIABLE,
     FLEETING,
     FOLDER_VARIABLE,
     GROUP,
     HEARTBEAT_TIMEOUT_S,
     JOB,
+    PARTITIONS_VARIABLE,
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
     RUNS,
@@ -46,7 +48,7 @@ from proofs.chaos.exchange import (
     Exchange,
 )
 from proofs.chaos.journal import Journal
-from proofs.chaos.sinks import Sink
+from proofs.chaos.sinks import Sink, numbered
 
 EXCHANGE = Exchange(Path(os.environ[FOLDER_VARIABLE]))
 ROLE = os.environ.get(ROLE_VARIABLE)
@@ -99,41 +101,51 @@ def at_work(run_id: str) -> Iterator[None]:
             time.sleep(0.2)
 
 
-def numbers(range_: OffsetRange) -> Iterator[tuple[int, int]]:
-    """Yield the offset and the number of each record of a range."""
+@contextmanager
+def reader() -> Iterator[Consumer]:
+    """Open a consumer for all ranges of a batch: one for each of many takes seconds.
+
+    A request waits for the one of the earlier range, which finds no more records.
+    """
     settings = {
         "bootstrap.servers": os.environ[BROKERS_VARIABLE],
         "group.id": f"{GROUP}-reader",
         "enable.auto.commit": False,
+        "fetch.wait.max.ms": 10,
     }
     consumer = Consumer({**settings, "log_level": 0})
     try:
-        consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
-        offset, deadline_at = range_.start, time.monotonic() + READ_LIMIT_S
-        while offset < range_.until:
-            message = consumer.poll(1.0)
-            if message is not None and message.error() is None:
-                offset = int(message.offset() or 0) + 1
-                yield offset - 1, json.loads(message.value() or b"{}")["number"]
-            elif time.monotonic() > deadline_at:
-                problem = f"{range_} could not be read to its end within {READ_LIMIT_S:g} s"
-                raise TimeoutError(problem)
+        yield consumer
     finally:
         consumer.close()
+
+
+def numbers(consumer: Consumer, range_: OffsetRange) -> Iterator[tuple[int, int]]:
+    """Yield the offset and the number of each record of a range."""
+    consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
+    offset, deadline_at = range_.start, time.monotonic() + READ_LIMIT_S
+    while offset < range_.until:
+        message = consumer.poll(1.0)
+        if message is not None and message.error() is None:
+            offset = int(message.offset() or 0) + 1
+            yield offset - 1, json.loads(message.value() or b"{}")["number"]
+        elif time.monotonic() > deadline_at:
+            problem = f"{range_} could not be read to its end within {READ_LIMIT_S:g} s"
+            raise TimeoutError(problem)
 
 
 @dg.asset(name="copied")
 def copied_by_hand(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     """Copy the records with plain Python, into a file per range."""
     run_id = context.run.run_id
-    with step(run_id, kafka_batch, is_last=False), at_work(run_id):
+    with step(run_id, kafka_batch, is_last=False), at_work(run_id), reader() as consumer:
         for range_ in kafka_batch.offset_ranges:
             part = EXCHANGE.output / f"{range_.key}.{context.run.run_id}"
             with part.open("w", newline="") as file:
                 rows = csv.writer(file)
                 rows.writerows(
                     (number, range_.partition, offset, range_.start, range_.until)
-                    for offset, number in numbers(range_)
+                    for offset, number in numbers(consumer, range_)
                 )
             part.replace(EXCHANGE.output / f"{range_.key}.csv")
 
@@ -150,13 +162,25 @@ def copied_by_spark(
         SINK.write(frame, EXCHANGE.output, kafka_batch.offset_ranges)
 
 
+@dg.asset(name="copied")
+def copied_by_arrow(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
+    """Copy the records from Arrow, without Spark."""
+    run_id = context.run.run_id
+    with step(run_id, kafka_batch, is_last=False), at_work(run_id):
+        records = numbered(kafka_batch.arrow())
+        database = os.environ.get(DATABASE_VARIABLE, "")
+        SINK.write_arrow(records, EXCHANGE.output, kafka_batch.offset_ranges, database)
+
+
 @dg.asset
 def passed_on(fleeting_batch: KafkaBatch) -> None:
     """Write the numbers of each range of the second group into a file."""
-    for range_ in fleeting_batch.offset_ranges:
-        part = EXCHANGE.fleeting / f"{range_.key}.part"
-        part.write_text("\n".join(str(number) for _, number in numbers(range_)))
-        part.replace(part.with_suffix(".txt"))
+    with reader() as consumer:
+        for range_ in fleeting_batch.offset_ranges:
+            part = EXCHANGE.fleeting / f"{range_.key}.part"
+            read = numbers(consumer, range_)
+            part.write_text("\n".join(str(number) for _, number in read))
+            part.replace(part.with_suffix(".txt"))
 
 
 @dg.asset(deps=["copied"])
@@ -172,6 +196,9 @@ def noted(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
 
 
 PROTOCOL = os.environ[PROTOCOL_VARIABLE]
+PARTITIONS = int(os.environ.get(PARTITIONS_VARIABLE, "0"))
+MOST_RUNS = 25
+"""Runs at the same time that two cores can launch, with hundreds of partitions."""
 CLASSIC: dict[str, Any] = {
     "group_protocol": "classic",
     "client_config": {
@@ -198,14 +225,19 @@ BOTH: dict[str, Any] = {
 kafka = KafkaConsumerResource(
     group_id=GROUP,
     topics=[TOPIC],
-    max_ranges_per_run=2,
+    max_ranges_per_run=max(2, PARTITIONS // MOST_RUNS),
     max_runs_in_flight=50,  # Dagster's queue limits the runs, so no partition waits for a turn
     hold_limit_s=60.0,
     lease_s=40.0,
     shutdown_timeout_s=60.0,
+    # The witness reads the progress from Dagster.
+    record_every_s=10.0 if ROLE == STREAMING else None,
+    records_per_minute=6_000.0,
     **BOTH,
 )
 copied = copied_by_spark if WITH_SPARK else copied_by_hand
+if SINK.is_of_arrow:
+    copied = copied_by_arrow
 if ROLE == FLEETING:
     defs = build_kafka_batch_defs(
         kafka=KafkaConsumerResource(group_id=FLEETING, topics=[FLEETING], lease_s=20.0, **BOTH),

@@ -126,7 +126,8 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
     number = int(history.name.rpartition("-")[2])
     every_tick = sorted({at for ticks in evidence.ticks.values() for at in ticks})
     for fault in evidence.faults:
-        if fault.partitions is not None and number not in fault.partitions:
+        is_of_others = fault.partitions is not None and number not in fault.partitions
+        if is_of_others and not _has_just_lost(evidence, history, fault, until):
             continue
         mended_at = fault.end(until)
         if evidence.is_streaming:
@@ -146,6 +147,29 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
         else:
             continue
         yield Explained(Span(fault.began_at, end), fault.kind.value, history.name, is_fault=True)
+
+
+def _has_just_lost(evidence: Evidence, history: History, fault: Fault, until: float) -> bool:
+    """Return whether Kafka has taken the partition from the run before its fault.
+
+    The next owner waits for the end of that run if a batch was at work, and the fault prolongs it.
+    """
+    if not evidence.is_streaming:
+        return False
+    ids = _ids(evidence, fault)
+    return any(
+        owner in ids and 0 <= fault.began_at - span.end <= HEARTBEAT_TIMEOUT_S
+        for span, owner in history.owned(until)
+    )
+
+
+def _ids(evidence: Evidence, fault: Fault) -> set[object]:
+    """Return the member ids of the target of a fault, up to the fault."""
+    return {
+        event.metadata["member_id"]
+        for event in evidence.assigned
+        if event.member.startswith(fault.target) and event.at <= fault.began_at
+    }
 
 
 def _end_beside_streams(fault: Fault, history: History, mended_at: float) -> float:
@@ -218,11 +242,7 @@ def _given_to_dead_members(
     for fault in evidence.faults:
         if fault.kind not in evidence.of_members:
             continue
-        ids = {
-            event.metadata["member_id"]
-            for event in evidence.assigned
-            if event.member.startswith(fault.target) and event.at <= fault.began_at
-        }
+        ids = _ids(evidence, fault)
         # A process that comes back is another member, which is already known.
         known_at = fault.end(until)
         if fault.kind in OF_RUNS:

@@ -250,13 +250,17 @@ def _recorders(recorded: Iterable[Recorded]) -> str:
 
 
 def _rows(parts: Parts) -> Iterator[Row]:
-    if parts.spark is not None and parts.sink is not None:
-        if parts.sink is Sink.PARQUET:
-            yield from parquet_rows(parts.exchange.output)
-        else:
-            yield from table_rows(parts.spark.remote, parts.sink.table(parts.exchange.output))
+    output = parts.exchange.output
+    if parts.sink in {Sink.PARQUET, Sink.ARROW_PARQUET}:
+        yield from parquet_rows(output)
         return
-    for path in parts.exchange.output.glob("*.csv"):
+    if parts.sink is not None:
+        if parts.spark is not None:
+            yield from table_rows(parts.spark.remote, parts.sink.table(output))
+        else:
+            yield from (Row(*row) for row in parts.sink.arrow_rows(output, parts.database))
+        return
+    for path in output.glob("*.csv"):
         with path.open(newline="") as file:
             yield from (Row(*map(int, row)) for row in csv.reader(file))
 

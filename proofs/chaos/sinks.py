@@ -1,4 +1,4 @@
-"""Outputs with Spark: Parquet by range, or a table of Delta Lake or Iceberg.
+"""Outputs of chaos: of Spark, or of Arrow without Spark.
 
 Every run imports this module, so it imports almost nothing.
 """
@@ -6,18 +6,28 @@ Every run imports this module, so it imports almost nothing.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.spark.delta_and_iceberg import write_delta, write_iceberg
-from dagster_rebalance.spark.output import write_parquet_by_range
+from dagster_rebalance.arrow import output as arrow
+from dagster_rebalance.spark import output as spark
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame
 
     from dagster_rebalance.core.model.offsets import OffsetRange
+
+COLUMNS = ("number", "partition", "offset", "range_start", "range_until")
+_POSTGRES_TABLE = "numbers"
+CREATE = (
+    f'CREATE TABLE {_POSTGRES_TABLE} (number bigint, topic text, partition int, "offset" bigint, '
+    "range_start bigint, range_until bigint); "
+    f'CREATE INDEX ON {_POSTGRES_TABLE} (topic, partition, "offset")'
+)
+"""Creates the table in Postgres."""
 
 
 class Sink(enum.Enum):
@@ -26,16 +36,86 @@ class Sink(enum.Enum):
     PARQUET = "parquet"
     DELTA = "delta"
     ICEBERG = "iceberg"
+    ARROW_PARQUET = "arrow-parquet"
+    ARROW_DELTA = "arrow-delta"
+    ARROW_ICEBERG = "arrow-iceberg"
+    ARROW_POSTGRES = "arrow-postgres"
+
+    @property
+    def is_of_arrow(self) -> bool:
+        return self.value.startswith("arrow-")
+
+    @property
+    def is_of_spark_alone(self) -> bool:
+        return self in {Sink.DELTA, Sink.ICEBERG}
 
     def write(self, frame: DataFrame, output: Path, ranges: Sequence[OffsetRange]) -> None:
-        """Replace ranges of the output in a folder."""
+        """Replace ranges of the output in a folder, with Spark."""
         if self is Sink.DELTA:
-            write_delta(frame, str(output / "numbers"), ranges)
+            spark.write_delta(frame, str(output / "numbers"), ranges)
         elif self is Sink.ICEBERG:
-            write_iceberg(frame, self.table(output), ranges)
+            spark.write_iceberg(frame, self.table(output), ranges)
         else:
-            write_parquet_by_range(frame, str(output))
+            spark.write_parquet_by_range(frame, str(output))
+
+    def write_arrow(
+        self, records: Any, output: Path, ranges: Sequence[OffsetRange], database: str
+    ) -> None:
+        """Replace ranges of the output in a folder or a database, without Spark."""
+        if self is Sink.ARROW_DELTA:
+            arrow.write_delta(records, str(output / "numbers"), ranges)
+        elif self is Sink.ARROW_ICEBERG:
+            arrow.write_iceberg(records, "chaos.numbers", ranges, catalog=catalog(output))
+        elif self is Sink.ARROW_POSTGRES:
+            arrow.write_postgres(records, _POSTGRES_TABLE, ranges, connection=database)
+        else:
+            arrow.write_parquet_by_range(records, str(output))
+
+    def arrow_rows(self, output: Path, database: str) -> Iterator[tuple[int, ...]]:
+        """Yield the rows of a table of Arrow."""
+        if self is Sink.ARROW_POSTGRES:
+            import psycopg  # noqa: PLC0415 - only for this sink
+
+            with psycopg.connect(database) as connection:
+                names = ", ".join(f'"{name}"' for name in COLUMNS)
+                yield from connection.execute(
+                    f"SELECT {names} FROM {_POSTGRES_TABLE}"  # noqa: S608 - own names
+                ).fetchall()
+            return
+        if self is Sink.ARROW_DELTA:
+            from deltalake import DeltaTable  # noqa: PLC0415 - only for this sink
+
+            table = DeltaTable(output / "numbers").to_pyarrow_table()
+        else:
+            table = catalog(output).load_table("chaos.numbers").scan().to_arrow()
+        yield from zip(*(table[name].to_pylist() for name in COLUMNS), strict=True)
 
     def table(self, output: Path) -> str:
-        """Return the name of the output in SQL, if it is a table."""
+        """Return the name of the output in SQL, if it is a table of Spark."""
         return "lake.chaos.numbers" if self is Sink.ICEBERG else f"delta.`{output / 'numbers'}`"
+
+
+def catalog(output: Path) -> Any:
+    """Return a catalog of Iceberg in a file."""
+    from pyiceberg.catalog.sql import SqlCatalog  # noqa: PLC0415 - only for this sink
+
+    found = SqlCatalog("lake", uri=f"sqlite:///{output}/lake.db", warehouse=f"file://{output}")
+    found.create_namespace_if_not_exists("chaos")
+    return found
+
+
+def numbered(records: Any) -> Any:
+    """Return a reader of the same records, with the number in place of the value."""
+    import pyarrow as pa  # noqa: PLC0415 - only for the sinks of Arrow
+
+    names = [name for name in COLUMNS if name != "number"]
+    fields = [records.schema.field(name) for name in ("topic", *names)]
+    schema = pa.schema([("number", pa.int64()), *((one.name, one.type) for one in fields)])
+
+    def batches() -> Iterator[Any]:
+        for batch in records:
+            numbers = [json.loads(value)["number"] for value in batch["value"].to_pylist()]
+            columns = [pa.array(numbers, pa.int64()), *(batch[one.name] for one in fields)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())

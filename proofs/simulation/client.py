@@ -67,6 +67,8 @@ class SimulatedMember:
         """Whether its hold is superseded, which it has not detected yet."""
         return self._undone is LostReason.SUPERSEDED
 
+    has_news = True
+
     def assignment(self) -> frozenset[TopicPartition]:
         return frozenset(self._owned)
 

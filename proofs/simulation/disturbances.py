@@ -58,6 +58,7 @@ class Disturbances:
             self._a_run_is_killed,
             self._a_run_is_cut_off,
             self._a_run_is_frozen,
+            *([self._a_recorder_is_killed] * _PAUSES if world.weather.slow_storage_s else []),
             *([self._a_person_pauses] * _PAUSES if world.has_orders else []),
             *([self._a_pump_hangs] * _PAUSES if world.has_replicas else []),
             *([self._a_part_is_executed_again] * _PARTS if world.has_parts else []),
@@ -95,12 +96,23 @@ class Disturbances:
     def _a_process_is_killed(self) -> None:
         process = self._anyone()
         if process is not None:
-            process.kill()
-            self._clockwork.after(
-                self._clockwork.within(0.5, 15),
-                None,
-                lambda: self._world.ensure(process.incarnation),
-            )
+            self._kill(process)
+
+    def _a_recorder_is_killed(self) -> None:
+        """A process is killed while Dagster stores one of its commits, before or after that."""
+        recording = [
+            process
+            for process in self._world.processes
+            if process.catalogue.is_recording and not process.is_gone
+        ]
+        if recording:
+            self._kill(self._clockwork.chance.choice(recording))
+
+    def _kill(self, process: Process) -> None:
+        process.kill()
+        self._clockwork.after(
+            self._clockwork.within(0.5, 15), None, lambda: self._world.ensure(process.incarnation)
+        )
 
     def _a_process_is_paused(self) -> None:
         process = self._anyone()

@@ -128,7 +128,7 @@ class Outputs:
             if start < range_.until and range_.start < until
         ]:
             if not self._makers[range_.topic_partition, entry] & set(self._deleted):
-                msg = f"{range_} was materialised by {entry[2]} and by {run_id}"
+                msg = f"{range_} was materialized by {entry[2]} and by {run_id}"
                 raise Violation(msg)
             done.remove(entry)
         done.append((range_.start, range_.until, run_id))

@@ -17,7 +17,7 @@ from dagster_rebalance.orchestration.ports import ShownStops
 from proofs.simulation.clockwork import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.model.commands import (
         Claimed,
@@ -96,6 +96,7 @@ class SimulatedCatalogue:
         self._process = process
         self._dagster = dagster
         self.receipts = 0
+        self.is_recording = False
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Nothing to keep."""
@@ -115,15 +116,25 @@ class SimulatedCatalogue:
             for partition, commit in last.items()
         }
 
-    def record_commit(self, commit: RecordCommit) -> None:
-        self._process.must_reach("dagster")
-        self._dagster.record(commit)
-        self._process.must_reach("dagster")
+    def record_commits(
+        self, commits: Sequence[RecordCommit], is_wanted: Callable[[RecordCommit], bool]
+    ) -> tuple[RecordCommit, ...]:
+        """Store one commit after the other, so a killed process may have stored a part of them."""
+        self.is_recording, recorded = True, []
+        try:
+            for commit in filter(is_wanted, commits):
+                self._process.must_reach("dagster")
+                self._dagster.record(commit)
+                self._process.must_reach("dagster")
+                recorded.append(commit)
+        finally:
+            self.is_recording = False
+        return tuple(recorded)
 
-    def record_hold(self, hold: ShowHold) -> None:
+    def record_hold(self, hold: ShowHold, _at: float | None = None) -> None:
         self._process.tell(str(hold))
 
-    def record_receipt(self, receipt: Receipt) -> None:
+    def record_receipt(self, receipt: Receipt, _at: float | None = None) -> None:
         self._process.tell(str(receipt))
         self.receipts += 1
 
@@ -139,7 +150,7 @@ class SimulatedCatalogue:
     def show_stopped(self, standing: GroupState, errors: Mapping[TopicPartition, RunError]) -> None:
         """Record stopped and paused partitions."""
         self._process.must_reach("dagster")
-        self._dagster.stopped = {**standing.ordered, **standing.stopped}
+        self._dagster.stopped = {**standing.paused, **standing.stopped}
         stopped = standing.stopped
         self._dagster.shown_stops = ShownStops(stopped, len(stopped), standing.reported)
         self._dagster.stopped_said_by = self._process.incarnation
@@ -222,15 +233,17 @@ class SimulatedDeadLetters:
     def _must_be_an_attempt(self, letter: StoreDeadLetter, run_id: str) -> None:
         process = self._dagster.processes[run_id]
         problem = "which refused itself" if process.has_refused else ""
-        if not process.has_begun:
+        claim = (run_id, letter.range)
+        is_early = claim in self._dagster.early - self._dagster.late - self._dagster.begun
+        if not process.has_begun or is_early:
             problem = "which never began"
         if problem:
             msg = f"{letter.range} becomes a dead letter because of {run_id}, {problem}"
             raise Violation(msg)
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        ended, self._ended = self._ended, []
-        for answer in ended:
+        while self._ended:  # the member takes a limited number in a turn
+            answer = self._ended.pop(0)
             del self._under_way[answer.letter.range.key]
             yield answer
 

@@ -135,11 +135,13 @@ class Process:
         self._assigned: dict[tuple[TopicPartition, int], float] = {}
         self._turn_began_at = float("-inf")
         self.waits_since: dict[tuple[TopicPartition, int, int, Wait], float] = {}
+        self.done_since: dict[tuple[TopicPartition, int, int], float] = {}
         self.after_turn: Callable[[Process], None] = lambda _: None
         self.start_another: Callable[[], None] = lambda: None
         self._killed = False
         self._hanging: Hanging | None = None
         self._launcher_hangs: set[Hanging] = set()
+        self._slow: set[Hanging] = set()
         self._hangs_since: float | None = None
         self._dagster = dagster
         self._group = group
@@ -443,6 +445,10 @@ class Process:
             self._hangs_since = self.clockwork.now
             hanging = Hanging(self.clockwork, work, lambda go_on: self._in_hanging(hanging, go_on))
             hanging.go_on()
+        elif name == "storage" and self.weather.slow_storage_s:
+            slow = Hanging(self.clockwork, work, lambda go_on: self._in_hanging(slow, go_on))
+            self._slow.add(slow)
+            slow.go_on()
         elif name != "storage" and self.weather.has_launchers:
             ending = Hanging(self.clockwork, work, lambda go_on: self._in_hanging(ending, go_on))
             self._launcher_hangs.add(ending)
@@ -461,6 +467,11 @@ class Process:
 
     def _reaches_late(self, hanging: Hanging) -> bool:
         """Return whether a late answer comes at all."""
+        if hanging in self._slow:
+            hanging.wait(self.weather.storage_takes())
+            if self._killed:
+                raise ProcessKilledError
+            return self.has_storage and not self.clockwork.happens(self.weather.lost_requests)
         seconds = 0.0
         if self._hangs_since == self.clockwork.now and hanging not in self._launcher_hangs:
             seconds = self.clockwork.chance.choice(_HANGS_S)

@@ -26,6 +26,8 @@ from dagster_rebalance.core.runs.progress import (
     blocking,
     progress_of,
 )
+from dagster_rebalance.core.runs.run_index import RunIndex
+from proofs.simulation.weather import STUCK_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 FOR_OTHERS = float("inf")
 _TRIES = 15
 """How often the requests of a duty may be lost and repeated after `retry_s`."""
+_SLOW_REQUESTS, _STUCK_REQUESTS = 25, 4
+"""How many requests to a slow storage a duty may wait for."""
 _LATE_REQUESTS_S = 40.0
 """Maximum delay of a run request after its tick; several ticks in a row may be late."""
 _BROKEN_REQUESTS_S = 30.0
@@ -74,7 +78,10 @@ class Progress:
         self._group = group
         self._dagster = dagster
         self._weather = weather
-        self._slack_s = _TRIES * weather.settings.retry_s
+        self.commit_slack_s = _TRIES * weather.settings.retry_s
+        self._slack_s = self.commit_slack_s
+        if weather.has_slow_storage:
+            self._slack_s += _SLOW_REQUESTS * weather.slow_storage_s + _STUCK_REQUESTS * STUCK_S
 
     def waits_of(self, engine: Engine, owned: OwnedPartition, now: float) -> tuple[Wait, ...]:
         """Return the reason of a partition's wait, at a time of its member's clock."""
@@ -124,8 +131,12 @@ class Progress:
             yield from self._of_entry(engine, owned, entry, now)
         if owned.pending is not None:
             yield Wait("for Kafka's confirmation", self._slack_s + self._group.refuses_for_s)
-        if owned.is_record_due(now):
-            yield Wait("is not recorded by Dagster", self._slack_s)
+        if owned.lacks_record(now):
+            # The records of all partitions may wait for the budget, and a slow storage stores one
+            # after the other.
+            each_s = 60 / engine.settings.records_per_minute + 2 * self._weather.slow_storage_s
+            records_s = len(engine.partitions) * each_s
+            yield Wait("is not recorded by Dagster", self._slack_s + records_s)
 
     def _of_entry(
         self, engine: Engine, owned: OwnedPartition, entry: LedgerEntry, now: float
@@ -136,6 +147,8 @@ class Progress:
             case ToRequest(streak=FailureStreak()) if entry.due_at > now:
                 following = "; next try (" if engine.settings.worker else "; next run ("
                 yield Wait(following, self._weather.settings.backoff.limit_s + self._slack_s)
+            case ToRequest() if engine.settings.worker and _follows(owned, entry):
+                yield Wait(f"{span}: waits for", FOR_OTHERS)
             case ToRequest(failures=failures) if failures and not _is_offered(engine, entry):
                 own = "next, after the current batch"
                 yield Wait(own if engine.settings.worker else "waits for a free run", FOR_OTHERS)
@@ -212,9 +225,18 @@ class Progress:
         most = self._weather.settings.max_attempts
         for entry in owned.entries:
             claim = (entry.batch_id, entry.range)
-            runs = self._dagster.seen([entry.batch_id], with_live=False, claims=[claim])
+            seen = self._dagster.seen([entry.batch_id], with_live=False, claims=[claim])
+            runs = RunIndex(seen)
             if (
-                blocking(progress_of(entry.range, entry.batch_id, runs, max_attempts=most))
+                blocking(
+                    progress_of(
+                        entry.range,
+                        entry.batch_id,
+                        runs,
+                        max_attempts=most,
+                        is_early=entry.is_early and not entry.previous_batch_id,
+                    )
+                )
                 is not None
             ):
                 return True
@@ -242,6 +264,12 @@ def _said_of(progress: InFlight, span: str) -> str:
         if run_ids <= set(progress.unconfirmed)
         else f"works on {span}"
     )
+
+
+def _follows(owned: OwnedPartition, entry: LedgerEntry) -> bool:
+    """Return whether a range before this one is not done."""
+    before = owned.entries[: owned.entries.index(entry)]
+    return any(one.completed_by is None for one in before)
 
 
 def _is_offered(engine: Engine, entry: LedgerEntry) -> bool:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.directives import Directive
-    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.core.runs.stream_batch import BatchOutcome
-    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
+    from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.weather import Weather
@@ -47,6 +47,9 @@ class RunLife:
         self.left: dict[Claimed, BatchOutcome] = {}
         self.said: dict[str, frozenset[TopicPartition]] = {}
         self.succeeded: set[Claimed] = set()
+        self.begun: set[tuple[str, OffsetRange]] = set()
+        self.early: set[tuple[str, OffsetRange]] = set()
+        self.late: set[tuple[str, OffsetRange]] = set()
         self.orders: tuple[Directive, ...] = ()
         self.on_gone: dict[str, Callable[[], None]] = {}
         self.on_cancel: dict[str, Callable[[], None]] = {}

@@ -25,6 +25,7 @@ _STANDSTILL_S = 600.0
 _LEAVING_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 3.0
 _SHOWN_WITHIN_S = 60.0
+_SLOW_EVERY, _CROWD_EVERY = 7, 41
 _FRAMES = 10_000
 """Waits nest: with Python's limit of 1,000 frames an action could fail for that alone, depending on
 the caller."""
@@ -54,6 +55,11 @@ def has_streams(seed: int) -> bool:
     return seed % 3 == 0
 
 
+def has_ahead(seed: int) -> bool:
+    """Return whether streaming runs claim their next batch ahead: in two thirds of theirs."""
+    return seed % 9 != 0
+
+
 def has_orders(seed: int) -> bool:
     """Return whether operators pause partitions: in every second schedule."""
     return seed % 2 == 0
@@ -69,6 +75,16 @@ def has_replicas(seed: int) -> bool:
     return seed % 4 == 1 and not has_streams(seed)
 
 
+def has_slow_storage(seed: int) -> bool:
+    """Return whether Dagster's storage is slow while commits go on: in every seventh schedule."""
+    return seed % _SLOW_EVERY == 1
+
+
+def has_crowd(seed: int) -> bool:
+    """Return whether the topic has hundreds of partitions, which takes seconds to play."""
+    return seed % _CROWD_EVERY == 1
+
+
 def play(
     seed: int,
     *,
@@ -78,9 +94,22 @@ def play(
     parts: bool = False,
     torn: bool = False,
     replicas: bool = False,
+    slow: bool = False,
+    crowd: bool = False,
+    ahead: bool = False,
 ) -> Played:
     """Play the schedule of a seed, with the chosen features."""
-    world = World(seed, streams=streams, orders=orders, parts=parts, torn=torn, replicas=replicas)
+    world = World(
+        seed,
+        streams=streams,
+        orders=orders,
+        parts=parts,
+        torn=torn,
+        replicas=replicas,
+        slow=slow,
+        crowd=crowd,
+        ahead=ahead,
+    )
     violation = ""
     try:
         with _quiet(), _deep():
@@ -107,6 +136,9 @@ def play_all_of(seed: int) -> Played:
         orders=has_orders(seed),
         torn=has_torn(seed),
         replicas=has_replicas(seed),
+        slow=has_slow_storage(seed),
+        crowd=has_crowd(seed),
+        ahead=has_ahead(seed),
     )
 
 

@@ -15,7 +15,9 @@ from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
+from proofs.simulation.clockwork import Violation
 from proofs.simulation.dagster_runs import SimulatedDagster
+from proofs.simulation.progress import is_foreign
 from proofs.simulation.run_process import STOPPING_S, RunProcess
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import RunsRead
     from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.model.run_snapshot import BatchRequest
-    from dagster_rebalance.core.streaming.stream_worker import BegunBatch
+    from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 
 _AGAIN_S = 0.5
@@ -71,7 +73,9 @@ class StreamingDagster(SimulatedDagster):
         self, run_id: str, batch: BegunBatch, ended: Callable[[BatchOutcome], None]
     ) -> None:
         self.at_work[run_id] = batch
+        self.begun |= {(run_id, range_) for range_ in batch.ranges}
         self._must_be_alone(self._at_work(run_id))
+        self._must_be_in_order(run_id, batch)
         self.processes[run_id].is_working = True
         self._clockwork.tell(run_id, f"works on {', '.join(map(str, batch.ranges))}")
         takes_s = self._weather.working() / 2
@@ -87,6 +91,28 @@ class StreamingDagster(SimulatedDagster):
                 run_id,
                 partial(self._tell_end, run_id, batch, BatchOutcome.INTERRUPTED, ended),
             )
+
+    def note_claims(self, partition: TopicPartition, stored: OffsetAndMetadata) -> None:
+        """Note which claims of a streaming run are stored as early."""
+        state = decode(stored)
+        for (range_, batch_id), claim in zip(state.ranges(partition), state.claims, strict=True):
+            batch = StreamBatch.parse(batch_id)
+            if batch is not None and not claim.previous_batch_id:
+                (self.early if claim.is_early else self.late).add((batch.run_id, range_))
+
+    def _must_be_in_order(self, run_id: str, batch: BegunBatch) -> None:
+        """Check that all claimed ranges before those of a batch are done."""
+        done = {range_ for _, range_ in self.succeeded} | self.letters.keys()
+        for run in self.runs.values():
+            done |= set(run.ranges) if run.state is RunState.SUCCEEDED else set()
+        for range_ in batch.ranges:
+            stored = self._group.stored.get(range_.topic_partition)
+            if stored is None or is_foreign(stored):
+                continue
+            for before, _ in decode(stored).ranges(range_.topic_partition):
+                if before.until <= range_.start and before not in done:
+                    msg = f"{run_id} works on {range_} before {before}"
+                    raise Violation(msg)
 
     def committed(
         self, partition: TopicPartition, before: OffsetAndMetadata, new: OffsetAndMetadata
@@ -180,7 +206,7 @@ class StreamingDagster(SimulatedDagster):
         outcome: BatchOutcome,
         ended: Callable[[BatchOutcome], None],
     ) -> None:
-        """Materialise a success before its report, which waits for the storage."""
+        """Materialize a success before its report, which waits for the storage."""
         process = self.processes[run_id]
         if process.is_gone or self.at_work.get(run_id) is not batch:
             return
@@ -236,7 +262,7 @@ class SimulatedWork(StreamWorker):
     ) -> RunsRead | None:
         """Begin a batch, unless one is running."""
         seen = super().begin(batch_requests, claimed, log_of)
-        batch = self.next(0.0)
+        batch = self.next(0.0) or self.next(0.0)  # the first may be the word of a hold
         if batch is not None:
             for range_ in batch.ranges:
                 self._may_begin(range_.topic_partition)

@@ -6,7 +6,7 @@ failures; the backlog must then be processed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.engine_settings import (
@@ -30,6 +30,11 @@ HOLD_LIMIT_S = 12.0
 MAX_POLL_S = 18.0
 LAUNCHERS_HANG_S = (2.0, 20.0, 60.0, 1_500.0)
 _CALM_SHARE = 0.2
+STUCK_S, _STUCK = 40.0, 0.05
+"""A request to a slow storage may take this long, and how often."""
+_CROWDS = (200, 250, 400)
+"""Numbers of partitions in crowded schedules."""
+_CROWD_STORAGE_S = 0.05
 
 
 @dataclass(slots=True)
@@ -60,6 +65,9 @@ class Weather:
     same_machine: bool
     assets: tuple[str, ...]
     slow_runs: bool
+    slow_storage_s: float = 0.0
+    has_slow_storage: bool = False
+    is_crowded: bool = False
     torn: float = 0.0
     launchers_hang: float = 0.0
     launchers_last_s: float = 0.0
@@ -101,6 +109,43 @@ class Weather:
             slow_runs=clockwork.happens(0.4),
         )
 
+    def slow_down(self) -> None:
+        """Let Dagster's storage take up to seconds for a request, while the members go on."""
+        self.slow_storage_s, self.has_slow_storage = self.clockwork.chance.choice((1.0, 5.0)), True
+        self.settings = replace(
+            self.settings, record_every_s=self.clockwork.chance.choice((0.0, 2.0, 15.0))
+        )
+
+    def crowd(self) -> None:
+        """Draw hundreds of partitions, batches with many of them, and records that wait."""
+        chance = self.clockwork.chance
+        self.is_crowded, self.partitions = True, chance.choice(_CROWDS)
+        limits = replace(
+            self.settings.limits,
+            max_ranges_per_run=chance.choice((50, 200, 1_000)),
+            max_runs_in_flight=4,
+        )
+        record_every_s = chance.choice((0.0, 4.0, 30.0))
+        self.settings = replace(
+            self.settings,
+            limits=limits,
+            record_every_s=record_every_s,
+            records_per_minute=chance.choice((120.0, 6_000.0)),
+        )
+        # A member that waits for each of hundreds of records would make no further turn.
+        self.slow_storage_s = max(self.slow_storage_s, _CROWD_STORAGE_S)
+
+    def fail_in_parts(self) -> None:
+        """Let runs of two assets fail often and stop their partition, for people to re-execute."""
+        self.assets, self.roughness, self.runs_fail = ("orders", "totals"), 2.0, 0.5
+        self.settings = replace(self.settings, max_attempts=1, dead_letter_topic=None)
+
+    def storage_takes(self) -> float:
+        """Draw the time of a request to a slow storage."""
+        if self.has_slow_storage and self.clockwork.happens(_STUCK):
+            return STUCK_S
+        return self.clockwork.within(0.0, self.slow_storage_s)
+
     def tear(self) -> None:
         """Enable torn writes, and launchers that answer late or never."""
         chance = self.clockwork.chance
@@ -115,7 +160,8 @@ class Weather:
         self.requests_break = self.launches_fail = self.checks_fail = self.runs_fail = (
             self.runs_die
         ) = self.runs_hang = self.retries_lost = 0.0
-        self.slow_runs, self.is_calm = False, True
+        self.slow_runs, self.is_calm, self.has_slow_storage = False, True, False
+        self.slow_storage_s = _CROWD_STORAGE_S if self.is_crowded else 0.0
 
     def latency(self) -> float:
         """Draw the latency of an answer."""
@@ -181,5 +227,6 @@ def _settings(clockwork: Clockwork) -> EngineSettings:
         recheck_s=5.0,
         liveness=Liveness(heartbeat_timeout_s=12.0, start_timeout_s=15.0),
         record_every_s=chance.choice((0.0, 0.0, 4.0)),
+        records_per_minute=60.0,
         backoff=RetryBackoff(first_s=0.5, limit_s=10.0),
     )

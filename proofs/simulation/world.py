@@ -28,6 +28,7 @@ _HOLD_SLACK_S = 6.0
 _SHOWN_WITHIN_S = 40.0
 """A stop is recorded at most every ten seconds, and each request may be lost."""
 _MOST_SIDES = 3
+_BURSTS = 0.3
 _STREAMS = 0.7
 """The streaming sides."""
 
@@ -44,6 +45,9 @@ class World:
         parts: bool = False,
         torn: bool = False,
         replicas: bool = False,
+        slow: bool = False,
+        crowd: bool = False,
+        ahead: bool = False,
     ) -> None:
         self.has_streams = streams
         self.has_orders = orders
@@ -53,6 +57,13 @@ class World:
         self.weather = Weather.drawn(self.clockwork)
         if torn:
             self.weather.tear()
+        if slow:
+            self.weather.slow_down()
+        if crowd:
+            self.weather.crowd()
+        if parts:
+            self.weather.fail_in_parts()
+        self.weather.settings = replace(self.weather.settings, claims_ahead=ahead)
         self.most_partitions = self.weather.partitions + 2
         self.group = self._coordinator()
         self.group.on_commit = self._check_commit
@@ -210,7 +221,15 @@ class World:
         if not self.is_calm:
             partition = self.clockwork.chance.choice(self.group.partitions)
             self.group.ends[partition] += self.clockwork.chance.randint(1, 25)
+            if self.weather.is_crowded and self.clockwork.happens(_BURSTS):
+                self._produce_burst()
             self.clockwork.after(self.clockwork.within(0.3, 5.0), None, self._produce)
+
+    def _produce_burst(self) -> None:
+        """Produce to a third of the partitions at once."""
+        partitions = self.group.partitions
+        for partition in self.clockwork.chance.sample(partitions, len(partitions) // 3):
+            self.group.ends[partition] += self.clockwork.chance.randint(1, 3)
 
     # Promises
 
@@ -233,6 +252,7 @@ class World:
             )
             raise Violation(msg)
         self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
+        self.dagster.note_claims(partition, new)
         # A write that was in flight when Kafka dropped the offset restores it; the group must
         # continue from this offset.
         before = self.vanished.pop(partition, None) if before is None else before
@@ -292,8 +312,29 @@ class World:
                     )
                     raise Violation(msg)
 
+    def _check_commits_go_on(self, process: Process) -> None:
+        """Check that done work is committed, also while Dagster does not answer."""
+        now, done_since = self.clockwork.now, {}
+        limit_s = self._progress.commit_slack_s + self.group.refuses_for_s
+        for owned in process.engine.partitions.values() if process.is_connected else ():
+            entry = owned.ledger.committable if owned.ledger is not None else None
+            is_free = owned.phase.may_commit and not owned.has_foreign_write
+            if entry is None or not is_free or owned.partition in self.group.forbidden:
+                continue
+            is_letter = entry.is_dead_letter
+            has_room = owned.unrecorded.has_room(len(owned.entries), is_dead_letter=is_letter)
+            if owned.unrecorded.issued and not has_room:
+                continue  # the metadata cannot name one more record before Dagster has these
+            state = (owned.partition, owned.epoch, entry.range.until)
+            done_since[state] = since = process.done_since.get(state, now)
+            if now - max(since, process.awake_since) > limit_s:
+                msg = f"{process} does not commit {entry.range}, which is done"
+                raise Violation(msg)
+        process.done_since = done_since
+
     def check_progress(self, process: Process) -> None:
         """Check that lag is processed, or that the member gives the right reason."""
+        self._check_commits_go_on(process)
         now, engine, waits_since = self.clockwork.now, process.engine, {}
         for owned in engine.partitions.values() if process.is_served else ():
             its_now = now + process.clock_base

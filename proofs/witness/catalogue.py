@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.offsets import OffsetRange, parse_listed
+from dagster_rebalance.orchestration.storage.commit_history import parts_in
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def _event(observation: dg.AssetObservation, at: float) -> Event:
         kind=str(said["event"]),
         member=str(said.get("member") or said["code_location"]),
         text=observation.description or "",
-        partitions=tuple(_list(said.get("partitions"))),
+        partitions=tuple(map(str, parse_listed(_list(said.get("partitions"))))),
         metadata=said,
         at=at,
     )
@@ -180,8 +181,7 @@ def _recorded(materialisation: dg.AssetMaterialization, at: float) -> Recorded:
     said = {name: value.value for name, value in materialisation.metadata.items()}
     topic, _, partition = (materialisation.partition or "").rpartition("-")
     range_ = OffsetRange(topic, int(partition), int(str(said["start"])), int(str(said["until"])))
-    joined = said.get("joined")
-    inner = tuple(int(end) for end, _ in joined) if isinstance(joined, list) else ()
+    inner = tuple(part.until for part in parts_in(said)[:-1])
     is_late = bool(said.get("recorded_late"))
     return Recorded(str(said.get("member")), range_, is_late=is_late, at=at, inner=inner)
 

@@ -25,6 +25,7 @@ _LEADER_EPOCH_SINCE, _COMPACT_SINCE, _NEWEST_VALUE = 3, 4, 4
 _GROUP_VALUE, _MEMBER_VALUE = 3, 0
 _UUID_BYTES = 16
 _LIMIT_S = 30.0
+_AT_MOST, _ROUND_S = 10_000, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _generation(fields: _Reader) -> Iterator[tuple[str, frozenset[int]]]:
     fields.number("q")
     for _ in range(fields.number("i")):
         member_id, _instance, _client, _host = (fields.string() for _ in range(4))
-        fields.number("q")  # two time-outs
+        fields.number("q")  # two timeouts
         fields.bytes(fields.number("i"))  # its subscription
         yield member_id, _assigned(_Reader(fields.bytes(fields.number("i"))))
 
@@ -269,7 +270,7 @@ def read_group(bootstrap_servers: str, group: str) -> list[GroupRecord]:
     try:
         records = [
             parse(key, message.value(), message.timestamp()[1] / 1000)
-            for message in _all_records(consumer)
+            for message in _records_of(consumer, group)
             if (key := message.key())
         ]
     except KafkaException as error:
@@ -280,26 +281,38 @@ def read_group(bootstrap_servers: str, group: str) -> list[GroupRecord]:
     return [record for record in records if record is not None and record.group == group]
 
 
-def _all_records(consumer: Consumer) -> Iterator[Message]:
+def partition_of(group: str, partitions: int) -> int:
+    """Return the partition of the topic that has the records of a group, as Kafka's broker does."""
+    code = 0
+    for (unit,) in struct.iter_unpack(">H", group.encode("utf-16-be")):
+        code = (31 * code + unit) & 0xFFFFFFFF
+    signed = code - (1 << 32) if code >> 31 else code
+    return 0 if signed == -(1 << 31) else abs(signed) % partitions
+
+
+def _records_of(consumer: Consumer, group: str) -> Iterator[Message]:
     numbers = consumer.list_topics(OFFSETS_TOPIC, _LIMIT_S).topics[OFFSETS_TOPIC].partitions
-    for number in numbers:
-        partition = TopicPartition(OFFSETS_TOPIC, number, 0)
-        # As far as it goes now: a group that goes on to commit would always be a little ahead.
-        first, end = consumer.get_watermark_offsets(partition, _LIMIT_S)
-        consumer.assign([partition])
-        while first < end:
-            message = consumer.poll(_LIMIT_S)
-            if message is None:
-                msg = (
-                    f"{OFFSETS_TOPIC}-{number} could not be read to its end: "
-                    f"nothing came for {_LIMIT_S:g} s"
-                )
-                raise BrokerError(msg)
+    number = partition_of(group, len(numbers))
+    partition = TopicPartition(OFFSETS_TOPIC, number, 0)
+    # As far as it goes now: a group that goes on to commit would always be a little ahead.
+    first, end = consumer.get_watermark_offsets(partition, _LIMIT_S)
+    consumer.assign([partition])
+    while first < end:
+        messages = consumer.consume(_AT_MOST, _ROUND_S)
+        if not messages:
+            messages = consumer.consume(1, _LIMIT_S)
+        if not messages:
+            msg = (
+                f"{OFFSETS_TOPIC}-{number} could not be read to its end: "
+                f"nothing came for {_LIMIT_S:g} s"
+            )
+            raise BrokerError(msg)
+        for message in messages:
             error = message.error()
             if error is None:
                 yield message
                 first = int(message.offset() or 0) + 1
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
-                break
+                return
             else:
                 raise KafkaException(error)

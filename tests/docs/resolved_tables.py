@@ -37,7 +37,7 @@ def batch() -> KafkaBatch:
 
 
 if __name__ == "__main__":
-    delta, iceberg = pasted("import write_delta"), pasted("iceberg.spark.SparkCatalog")
+    delta, iceberg = pasted("spark.output import write_delta"), pasted("iceberg.spark.SparkCatalog")
     spark = KafkaSparkResource(
         master="local[1]",
         spark_config={

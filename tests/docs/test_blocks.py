@@ -48,6 +48,7 @@ OTHERS = {
     "mkdir",
     "openssl",
     "psql",
+    "touch",
     "uv",
 }
 """Programs of others."""

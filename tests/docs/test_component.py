@@ -9,7 +9,7 @@ import pytest
 from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_rebalance import KafkaBatchComponent
-from dagster_rebalance.components.kafka_batch import BatchAsset
+from dagster_rebalance.components.component import BatchAsset
 from tests.docs.blocks import ROOT, block_with, blocks, run_block
 
 if TYPE_CHECKING:

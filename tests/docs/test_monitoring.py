@@ -1,4 +1,4 @@
-"""The pages on monitoring have the events and metrics of the code; their files name real ones."""
+"""The page on monitoring has the events and metrics of the code; their files name real ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TABLES = "docs/reference/monitoring.md"
+TABLES = "docs/monitoring.md"
 PROMTOOL = shutil.which("promtool")
 PREFIX = "dagster_rebalance."
 SHORT = {"messaging.destination.name": "topic", "messaging.destination.partition.id": "partition"}

@@ -13,6 +13,7 @@ import dagster as dg
 import psycopg2
 import pytest
 from confluent_kafka import Message
+from deltalake import DeltaTable
 
 from dagster_rebalance import (
     KafkaBatch,
@@ -75,7 +76,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.mark.spark
 def test_table_example_writes_each_range_once(session: SparkSession, tmp_path: Path) -> None:
-    names = pasted("import write_delta", data=str(tmp_path))
+    names = pasted("spark.output import write_delta", data=str(tmp_path))
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:9092", group_id="a", topics=["b"])
     dg.Definitions.validate_loadable(
         build_kafka_stream_defs(kafka=kafka, assets=[names["orders"]], spark=names["spark"])
@@ -86,6 +87,14 @@ def test_table_example_writes_each_range_once(session: SparkSession, tmp_path: P
         names["orders"](kafka_batch=given, spark=spark)
     read = session.sql(f"SELECT offset, id, item FROM delta.`{tmp_path}/orders` ORDER BY ALL")  # noqa: S608
     assert [tuple(row) for row in read.collect()] == [(5, 1, "pen"), (7, 3, None)]
+
+
+def test_arrow_example_writes_each_range_once(tmp_path: Path) -> None:
+    names = pasted("arrow_orders", data=str(tmp_path))
+    for given in (batch((0, 5, "pen"), (1, 3, "cup")), batch((0, 5, "pen"), (0, 7, "ink"))):
+        dg.materialize([names["arrow_orders"]], resources={"kafka_batch": given})
+    rows = DeltaTable(tmp_path / "arrow_orders").to_pyarrow_table().sort_by("offset").to_pylist()
+    assert [(row["offset"], row["value"]) for row in rows] == [(5, b"pen"), (7, b"ink")]
 
 
 def test_values_example_passes_values_between_assets(

@@ -139,7 +139,7 @@ def test_example_op_processes_the_range_of_a_dead_letter(
         )
         Catalogue(
             instance, GroupAssets.of("orders"), MemberIdentity("blue", "sensor", "p")
-        ).record_commit(exhausted)
+        ).record_commits([exhausted])
         config = {"ops": {"process_again": {"inputs": {"letter": letter}}}}
         assert job.execute_in_process(instance=instance, run_config=config).success
     assert read == [([OffsetRange("orders", 3, 1200, 1300)], "kafka:9092")]

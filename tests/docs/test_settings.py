@@ -69,7 +69,7 @@ def test_client_settings_table_is_that_of_the_code() -> None:
 
 def test_fixed_times_are_those_of_the_code() -> None:
     text = " ".join((ROOT / "docs/settings.md").read_text().split())
-    said = re.search(r"- Not settings: (.*?) ##", text)
+    said = re.search(r"- Fixed times: (.*?) ##", text)
     assert said is not None
     fixed = EngineSettings()
     times = (
@@ -79,10 +79,10 @@ def test_fixed_times_are_those_of_the_code() -> None:
         hosted_members._SILENCE_S,
         hosted_members._ABANDONED_AFTER_S,
         storage_worker._SILENCE_S,
-        storage_worker._PATIENCE_S,
+        storage_worker._HANG_TIMEOUT_S,
     )
-    assert f"nothing new is claimed after {fixed.plan_patience_s:g} s without a tick" in said[1]
-    assert f"looked at again every {fixed.recheck_s:g} s" in said[1]
+    assert f"after {fixed.plan_patience_s:g} s without a tick nothing is claimed" in said[1]
+    assert f"stopped partition is checked every {fixed.recheck_s:g} s" in said[1]
     assert re.findall(r"([0-9]+) s\b", said[1]) == [f"{seconds:g}" for seconds in times]
     for model in (KafkaConsumerResource, KafkaSparkResource):
         assert [name for name in model.model_fields if name in said[1]] == []

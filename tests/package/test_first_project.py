@@ -140,7 +140,7 @@ def test_first_project_works_as_documented(terminal: Terminal) -> None:
         wait_until(
             lambda: sum(materialised(ui)) == 1000 or None,
             timeout_s=WORK_LIMIT_S,
-            what=lambda: f"1000 materialised orders; {materialised(ui)}",
+            what=lambda: f"1000 materialized orders; {materialised(ui)}",
         )
         assert "1000" in terminal.run(look).split()
 
@@ -179,7 +179,7 @@ def orders(terminal: Terminal) -> list[str]:
 
 
 def materialised(ui: DagsterUi) -> list[int]:
-    """The rows of each materialisation of the asset `orders` that Dagster shows."""
+    """The rows of each materialization of the asset `orders` that Dagster shows."""
     events = ui.ask(MATERIALISATIONS)["assetOrError"].get("assetMaterializations", [])
     return [
         entry["intValue"]

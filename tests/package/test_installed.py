@@ -21,6 +21,10 @@ pytestmark = pytest.mark.package
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 CORE_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 MODULES = {
+    "cli": tuple(
+        f"dagster_rebalance.cli.{name}"
+        for name in ("operator_commands", "produce", "reset", "status")
+    ),
     "msk": ("dagster_rebalance.kafka.client.msk_iam", "aws_msk_iam_sasl_signer"),
     "registry": (
         "dagster_rebalance.orchestration.resources.registry",
@@ -37,6 +41,7 @@ MODULES = {
         "dagster_pyspark",
     ),
     "testing": (
+        "dagster_rebalance.cli.local_broker",
         "dagster_rebalance.testing.fixtures",
         "dagster_rebalance.testing.fake_group",
         "dagster_rebalance.testing.deployment",
@@ -44,7 +49,7 @@ MODULES = {
         "dagster_rebalance.testing.proxy",
     ),
 }
-"""Modules that the documentation imports, by extra."""
+"""Modules of the documentation and of the commands, by extra."""
 
 HELP = """
 import sys
@@ -57,7 +62,7 @@ for command in sys.argv[1:]:
     except SystemExit as end:
         assert not end.code
 """
-"""Asks each command for its help, in one process: each imports Dagster."""
+"""Prints the help of each command, in one process."""
 
 
 @pytest.mark.parametrize("version", PYTHONS)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
 from confluent_kafka import KafkaError, Message
 
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
-from proofs.bench import hold, idle, poll, stream_spark, structured_streaming
+from dagster_rebalance.core.model.errors import DagsterRebalanceError
+from proofs.bench import decoding, hold, idle, poll, readers, stream_spark, structured_streaming
+from proofs.bench.dagster_cost import bytes_entry, sqlite_bytes, ticks_entries
 from proofs.bench.deploy import duplicates_entries, gap_entries, has_settled
 from proofs.bench.deploy_work import BLOCKING, POLLED, Work, Written, lost_and_doubled, ranges_of
 from proofs.bench.entries import Entry, Goal, Sample, write_json
@@ -20,6 +24,13 @@ from proofs.bench.hold import PAIRS, Played, entries_of
 from proofs.bench.members import Hold
 from proofs.bench.plot import margin, write_svg
 from proofs.bench.stream_latency import latency_entries, retained_rate, revokes_in
+from proofs.bench.stream_scale import (
+    burst_times,
+    many_entries,
+    member_thread,
+    partitions_entry,
+    windows_of,
+)
 from proofs.bench.streams import BATCHES, STREAM, Committed, percentile, ranges_in
 from proofs.bench.tracker import shuffled
 from proofs.witness.offsets_topic import MemberAssigned, StoredOffset
@@ -172,6 +183,28 @@ def test_reading_is_measured_for_package_and_client(kafka_broker: KafkaCluster) 
         assert len(found.samples) == 2 * 3
 
 
+def test_decoding_is_measured_for_package_and_fastavro() -> None:
+    (found,) = decoding.measure(runs=2, records=10_000, step=lambda _text: None)
+    assert found.case.startswith("10,000 Avro records of 10 fields")
+    assert [sample.ratio for sample in found.samples] == [
+        sample.ours / (sample.peer or 0) for sample in found.samples
+    ]
+
+
+@pytest.mark.broker
+def test_readers_are_measured_for_package_and_client(kafka_broker: KafkaCluster) -> None:
+    entries = readers.measure(kafka_broker, runs=1, records=20_000, step=lambda _text: None)
+    assert [found.name for found in entries] == ["poll_defaults", "iteration", "arrow", "arrow"]
+    assert all(found.ours > 0 and found.peer and len(found.samples) == 3 for found in entries)
+
+
+def test_cpu_of_help_is_measured() -> None:
+    (found,) = readers.measure_help(runs=1, step=lambda _text: None)
+    assert found.unit == "s of CPU"
+    assert found.ratio > 0
+    assert len(found.samples) == 5
+
+
 def stored(partition: int, at: float, offset: int, *claims: tuple[int, str]) -> StoredOffset:
     """Return the records of a member for a partition."""
     text = encode(StoredPartition(offset, tuple(Claim(*claim) for claim in claims))).metadata
@@ -275,6 +308,17 @@ def test_batches_end_with_their_last_range_and_count_after_the_first() -> None:
     assert stream_spark.records_per_second(ends) == 40 / 5
 
 
+def test_cpu_is_counted_between_the_first_and_the_last_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used_s = iter([1.0, 10.0, 2.0, 11.0, 5.0, 12.0])
+    monkeypatch.setattr(stream_spark, "cpu_with_children_s", lambda _pid: next(used_s))
+    meter = stream_spark.Meter(1, 2)
+    for records in (0, 1_000, 1_000, 2_000, 5_000):
+        meter.look(records)
+    assert meter.per_million == (17 - 11) / 4_000 * 1_000_000
+
+
 def test_streaming_run_is_compared_with_each_peer_by_round() -> None:
     found = {STREAM: [0.5, 0.4], structured_streaming.NAME: [0.4, 0.4], BATCHES: [10.0, 20.0]}
     goals = {structured_streaming.NAME: Goal("<=", 1.25), BATCHES: Goal("<=", 0.01)}
@@ -339,3 +383,81 @@ def test_longest_gap_of_all_rounds_counts() -> None:
     for found, peer in zip(gap_entries(gaps_s), (40.0, 3.0), strict=True):
         assert (found.ours, found.ratio, found.peer, found.met) == (3.6, 3.6, peer, False)
     assert gap_entries({**gaps_s, STREAM: [3.5]})[0].met
+
+
+def test_claim_to_commit_is_reported_by_the_third_of_the_phase_in_which_it_was_claimed() -> None:
+    ranges = [Committed(0, 1, "a", at, at + took) for at, took in ((9.0, 0.1), (20.0, 0.4))]
+    windows = windows_of([*ranges, Committed(1, 1, "b", 39.75, 40.0)], 9.5, 30.0)
+    assert [len(window) for window in windows] == [1, 1, 1]
+    found = partitions_entry(100, "SQLite", 0.3, windows)
+    assert [sample.ratio for sample in found.samples] == pytest.approx([0.1, 0.4, 0.25])
+    assert (found.met, found.note) == (True, "3 ranges; p50 0.250 s")
+
+
+def test_burst_ends_with_the_last_commit_of_its_records() -> None:
+    records: list[GroupRecord] = [
+        stored(0, 9.0, 0),
+        MemberAssigned("group", "a", frozenset({0, 1}), 9.5),
+        stored(0, 10.0, 0, (1, "a")),
+        stored(0, 10.4, 1),
+        stored(1, 10.7, 1),
+        stored(1, 20.2, 2),
+        stored(0, 20.9, 2),
+    ]
+    assert burst_times(records, [10.0, 20.0], 2) == pytest.approx([0.7, 0.9])
+
+
+def test_assignment_of_many_partitions_is_measured_to_its_first_claim() -> None:
+    every, kept = frozenset(range(4)), frozenset({0, 1})
+    records: list[GroupRecord] = [
+        MemberAssigned("group", "a", every, 1.0),
+        stored(0, 1.5, 0),
+        stored(0, 3.0, 0, (1, "a")),
+        stored(0, 4.0, 1),
+        MemberAssigned("group", "a", every, 5.0, frozenset({2, 3})),
+        MemberAssigned("group", "a", kept, 5.5),
+    ]
+    begun, held = many_entries(records, 4)
+    assert (begun.ratio, held.ratio) == (2.0, 0.5)
+    assert "a hold of 2 of them" in held.case
+
+
+def test_thread_of_the_member_is_found_among_those_of_a_run() -> None:
+    threads = {"MainThread": 1, "dagster_rebalance member": 2, "member of run ab": 3}
+    assert member_thread(threads) == 3
+
+
+def test_ticks_are_compared_with_those_of_an_empty_asset() -> None:
+    def tick(seconds: float, *runs: str) -> dict[str, Any]:
+        return {"timestamp": 10.0, "endTimestamp": 10.0 + seconds, "runIds": list(runs)}
+
+    ours = [tick(0.1), tick(1.6, "a", "b"), tick(0.2), {**tick(9), "endTimestamp": None}, tick(0.3)]
+    quiet, requesting = ticks_entries("the queue", ours, [tick(0.1), tick(1.2, "c")])
+    assert [quiet.ratio, quiet.peer, quiet.met] == [pytest.approx(0.2), pytest.approx(0.1), True]
+    assert [requesting.ratio, requesting.peer] == [pytest.approx(1.6), pytest.approx(1.2)]
+    assert quiet.note == "3 ticks, 0 runs, by Dagster's times"
+    assert requesting.note == "1 ticks, 2 runs, by Dagster's times"
+    assert "the queue" in requesting.case
+    (alone,) = ticks_entries("the queue", [tick(1.6, "r")], [])
+    assert alone.peer is None
+    with pytest.raises(DagsterRebalanceError, match="no tick"):
+        list(ticks_entries("the queue", [], []))
+
+
+def test_bytes_of_dagster_are_those_of_pages_in_use_scaled_to_a_day(tmp_path: Path) -> None:
+    def grow(rows: int) -> None:
+        with closing(sqlite3.connect(tmp_path / "history" / "runs.db")) as database:
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("CREATE TABLE IF NOT EXISTS events (body TEXT)")
+            database.executemany("INSERT INTO events VALUES (?)", [("x" * 1_000,)] * rows)
+            database.commit()
+
+    (tmp_path / "history").mkdir()
+    grow(1)
+    before = sqlite_bytes(tmp_path)
+    grow(100)
+    grown = sqlite_bytes(tmp_path) - before
+    assert 100_000 < grown < 200_000
+    found = bytes_entry(8, 20, 100_000, 600.0)
+    assert found.ratio == pytest.approx(14.4)
+    assert found.met

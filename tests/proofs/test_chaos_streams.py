@@ -25,7 +25,7 @@ from proofs.chaos.streams import (
     turns_of,
     without_a_fault,
 )
-from proofs.witness.catalogue import Recorded
+from proofs.witness.catalogue import Event, Recorded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,6 +108,7 @@ def _stalls(
     *batches: Worked,
     faults: tuple[Fault, ...] = (),
     owned: tuple[tuple[float, str | None], ...] = ((1.0, "id-1"),),
+    assigned: tuple[Event, ...] = (),
 ) -> list[Span]:
     """When a partition that always has something to read stood still; it is the first run's."""
     history = History(
@@ -119,7 +120,7 @@ def _stalls(
         owners=owned,
         turns=turns_of(batches, 0, [(Span(1.0, UNTIL), FIRST)]),
     )
-    evidence = Evidence(faults, (), (), (), {}, is_streaming=True)
+    evidence = Evidence(faults, (), assigned, (), {}, is_streaming=True)
     found = list(reasons(evidence, [history], UNTIL))
     return [stall.span for stall in judge([history], None, found, UNTIL).stalls]
 
@@ -170,6 +171,19 @@ def test_fault_explains_no_stall_after_another_run_has_worked() -> None:
     batches = worked(body(ONE, 11, 40), body(TWO, 50, 51), body(TWO, 60, UNTIL))
     assert _stalls(*batches, faults=(killed,)) == [Span(51, 60)]
     assert taken_over_after_s([killed], batches) == {"run_worker_killed": [10.0]}
+
+
+@pytest.mark.parametrize(("frozen_at", "until"), [(42.0, 82.0), (39.0, 41.0), (60.0, 41.0)])
+def test_fault_of_the_former_owner_explains_the_wait_of_the_next(
+    frozen_at: float, until: float
+) -> None:
+    """Kafka has taken the partition from a run with a batch at work, and then it is frozen."""
+    frozen = Fault(Kind.RUN_FROZEN_LONG, FIRST, frozen_at, frozenset({1}), 90.0)
+    event = Event("assigned", FIRST, "", (), {"member_id": "id-1"}, at=2.0)
+    batches = worked(body(ONE, 11, 40), body(TWO, 95, UNTIL))
+    owned = ((1.0, "id-1"), (41.0, "id-2"))
+    found = _stalls(*batches, faults=(frozen,), owned=owned, assigned=(event,))
+    assert [stall.begin for stall in found] == [until]
 
 
 def test_batch_begun_in_a_storage_outage_ends_with_its_run() -> None:

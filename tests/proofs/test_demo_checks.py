@@ -103,7 +103,7 @@ def test_commit_not_shown_exactly_once_fails(
     went_back: list[str], materialised: list[OffsetRange], sentence: str
 ) -> None:
     assert check_materialisations(COMMITS, went_back, materialised) == Check(
-        "one materialisation for each commit", passed=False, detail=sentence
+        "one materialization for each commit", passed=False, detail=sentence
     )
 
 

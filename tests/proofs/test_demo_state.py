@@ -130,7 +130,7 @@ def test_partitions_of_a_leaving_member_drain(
 def test_commits_and_receipts_are_read_once(instance: dg.DagsterInstance, watcher: Watcher) -> None:
     blue = _member(instance, "blue")
     for range_ in (OffsetRange("orders", 0, 0, 4), OffsetRange("orders", 0, 4, 9)):
-        blue.record_commit(RecordCommit(range_, 1, "batch", "run", 0, None, None))
+        blue.record_commits([RecordCommit(range_, 1, "batch", "run", 0, None, None)])
     blue.record_receipt(_receipt(SECOND))
     watcher.look([10, 0, 0])
     snapshot = watcher.look([10, 0, 0])

@@ -18,6 +18,7 @@ from proofs.witness.offsets_topic import (
     StoredOffset,
     commits_in,
     parse,
+    partition_of,
     read_group,
     read_stored_offsets,
 )
@@ -140,6 +141,14 @@ def test_partitions_do_not_affect_each_other() -> None:
         OffsetRange("orders", 1, 0, 4),
         OffsetRange("orders", 0, 0, 10),
     ]
+
+
+@pytest.mark.parametrize(
+    ("group", "partition"),
+    [("", 0), ("abc", 4), ("polygenelubricants", 0), ("orders-stream", 6), ("größe", 7)],
+)
+def test_partition_of_a_group_is_that_of_its_hash_in_java(group: str, partition: int) -> None:
+    assert partition_of(group, 50) == partition
 
 
 @pytest.mark.broker

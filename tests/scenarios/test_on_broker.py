@@ -37,7 +37,7 @@ SESSION_S = 1.5
 POLL_LIMIT_S = 2.0
 PARTITIONS = 400
 QUICK_S = 3.0
-"""Less than the shortest time-out that a close could wait for, which is 5 s here."""
+"""Less than the shortest timeout that a close could wait for, which is 5 s here."""
 
 
 class NewActor(Protocol):
@@ -95,7 +95,7 @@ def test_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor) -
     stage.config["session.timeout.ms"] = f"{SESSION_S * 1000:.0f}"
     blue, green = holding(stage, actor)
     held, ends_at = blue.member.held, time.monotonic() + 2 * SESSION_S
-    play(lambda: time.monotonic() > ends_at, blue, green, what="two session time-outs to pass")
+    play(lambda: time.monotonic() > ends_at, blue, green, what="two session timeouts to pass")
     assert blue.member.held == held
     assert blue.member.commit(dict.fromkeys(held, OffsetAndMetadata(1))).committed == held
     blue.member.release()

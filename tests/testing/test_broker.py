@@ -20,6 +20,7 @@ from dagster_rebalance.core.model.errors import (
     ConfigurationError,
     DagsterRebalanceError,
 )
+from dagster_rebalance.testing import broker
 from dagster_rebalance.testing.broker import KAFKA_VERSION, VERSION_VARIABLE, KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
@@ -114,6 +115,16 @@ def test_kafka_stores_and_returns_records(
 
 def test_topic_names_are_unique(kafka_topic: TopicFactory) -> None:
     assert kafka_topic() != kafka_topic()
+
+
+def test_topic_with_many_partitions_is_created_in_parts(
+    kafka_broker: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "_MOST_CREATED", 2)
+    topic = unique_name("orders")
+    kafka_broker.create_topic(topic, 5)
+    admin = AdminClient({**kafka_broker.client_config()})
+    assert len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == 5
 
 
 def test_existing_topic_is_refused(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:

@@ -53,5 +53,5 @@ def test_builder_in_the_reference_has_its_settings_with_types_and_descriptions(
     assert shown.keys() == called.parameters.keys()
     assert (
         shown["minimum_interval_seconds"]
-        == "Seconds between ticks of the sensor; below 5 has no effect."
+        == "Seconds between ticks of the sensor. Values below 5 have no effect."
     )

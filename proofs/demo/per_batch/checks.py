@@ -38,7 +38,7 @@ def check_materialisations(
     found += [f"{len(missing)} not shown by Dagster ({some(missing)})"] if missing else []
     found += [f"{len(extra)} shown that Kafka has not ({some(extra)})"] if extra else []
     return Check(
-        "one materialisation for each commit",
+        "one materialization for each commit",
         not found,
         "; ".join(found) or f"{len(commits)} commits, {len(materialised)} shown",
     )

@@ -61,7 +61,7 @@ class Report:
             ("lost", len(self.output.lost)),
             ("doubled", len(self.output.doubled)),
             ("commits in Kafka", self.commits),
-            ("materialisations in Dagster", self.materialisations),
+            ("materializations in Dagster", self.materialisations),
             ("records of retained partitions during holds", self.retained_records),
         ):
             figures.add_row(name, f"{value:,}")

@@ -110,7 +110,7 @@ def _last(done: Done | None) -> str:
 
 def _now(lane: Lane) -> str:
     if lane.owner is not None and lane.owner.life is Life.KILLED:
-        return "[bold red]waits for session time-out[/bold red]"
+        return "[bold red]waits for session timeout[/bold red]"
     if lane.is_asked_back:
         return "[bold yellow]held until its batch is done[/bold yellow]"
     if lane.in_hand is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_recorded(recorded: Sequence[OffsetRange], ends: Mapping[int, int]) -> Check:
-    """Dagster shows each committed offset in one materialisation."""
+    """Dagster shows each committed offset in one materialization."""
     by_partition: dict[int, list[OffsetRange]] = defaultdict(list)
     for range_ in recorded:
         by_partition[range_.partition].append(range_)
@@ -34,7 +34,7 @@ def check_recorded(recorded: Sequence[OffsetRange], ends: Mapping[int, int]) -> 
     return Check(
         "Dagster shows each committed offset once",
         not found,
-        "; ".join(found) or f"{len(recorded)} materialisations",
+        "; ".join(found) or f"{len(recorded)} materializations",
     )
 
 

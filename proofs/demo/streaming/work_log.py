@@ -72,7 +72,8 @@ class WorkLog:
             self._committed[number] = record.offset
             before = None
         claims = decode(OffsetAndMetadata(record.offset, record.metadata)).claims
-        batch = StreamBatch.parse(claims[0].batch_id) if claims else None
+        has_begun = bool(claims) and not claims[0].is_early
+        batch = StreamBatch.parse(claims[0].batch_id) if has_begun else None
         if batch is None:
             return
         range_ = OffsetRange(record.topic, number, record.offset, claims[0].until)

@@ -47,6 +47,7 @@ def _kafka(group: str) -> KafkaConsumerResource:
         group_id=group,
         topics=[group],
         record_every_s=1.0,
+        records_per_minute=6_000.0,
         max_wait_s=0,
     )
 

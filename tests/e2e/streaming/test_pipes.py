@@ -158,7 +158,7 @@ def test_pipes_write_records_once_through_a_kill_and_a_cancel(
 
 
 def _is_shown(group: Group) -> None:
-    """The messages of the external process are in the log and the materialisation."""
+    """The messages of the external process are in the log and the materialization."""
     (run_id,) = {run_id for event, run_id in group.journal() if event == "done"}
     assert f"wrote {RECORDS} records as {group.name}_orders" in group.said(run_id)
     wanted = dg.AssetKey(f"{group.name}_orders")

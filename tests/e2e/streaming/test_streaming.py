@@ -93,7 +93,7 @@ class Stream:
         if self.name == STREAMS[0]:
             config = {"action": action, "partitions": [which], "reason": reason, "by": "a test"}
             job = f"{self.name}_control"
-            ops = {"ops": {f"{job}_order": {"config": config}}}
+            ops = {"ops": {f"{job}_request": {"config": config}}}
             run_id = self.dagster.ui.launch("shop", job, ops)
             run = self.dagster.wait_for_run(run_id, timeout_s=120)
             assert run.status is dg.DagsterRunStatus.SUCCESS
@@ -150,20 +150,22 @@ class Stream:
         )
 
     def stop(self, instance: dg.DagsterInstance) -> list[str]:
-        """Turn the sensor off, cancel the runs, and return their ids.
+        """Turn the sensor off, cancel runs until none is live, and return their ids.
 
-        Waits for the current tick, which would replace cancelled runs.
+        A tick that has begun may start runs after the sensor is off.
         """
-        sensor = f"{self.name}_sensor"
-        self.dagster.ui.stop_sensor("shop", sensor)
-        wait_until(
-            lambda: self.dagster.ui.ticks("shop", sensor, limit=1)[0]["status"] != "STARTED",
-            timeout_s=60,
-            what=f"the last tick of {sensor}",
-        )
-        cancelled = [run.run_id for run in self.live(instance)]
-        for run_id in cancelled:
-            self.dagster.ui.cancel(run_id)
+        self.dagster.ui.stop_sensor("shop", f"{self.name}_sensor")
+        cancelled: list[str] = []
+
+        def ended(stream: Stream) -> bool:
+            live = stream.live(instance)
+            for run in live:
+                if run.status is dg.DagsterRunStatus.STARTED and run.run_id not in cancelled:
+                    cancelled.append(run.run_id)
+                    stream.dagster.ui.cancel(run.run_id)
+            return not live
+
+        self.wait(instance, "its runs to end", ended)
         return cancelled
 
     def works(self, instance: dg.DagsterInstance, version: str) -> bool:
@@ -233,7 +235,6 @@ def test_streaming_runs_share_partitions_through_a_deploy_and_a_kill(
         for stream in streams:
             _check_output(stream, instance)
             stream.stop(instance)
-        each("its runs to end", lambda stream: not stream.live(instance))
         for stream in streams:
             assert _recorded(instance, stream.name) == stream.produced
             assert stream.owners() == {""}
@@ -265,7 +266,6 @@ def test_runs_without_signals_leave_when_dagster_cancels_them(
         assert "sent no heartbeat" in said
 
         cancelled = stream.stop(instance)
-        wait("the cancelled runs to leave", lambda: not stream.live(instance))
         ends = {run.run_id: run.status for run in stream.ended(instance)}
         assert {ends[run_id] for run_id in cancelled} == {dg.DagsterRunStatus.CANCELED}
         for run_id in cancelled:

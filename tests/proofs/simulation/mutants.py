@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.batches import planning as planning_module
+from dagster_rebalance.core.engine import claimed_work as claimed_work_module
 from dagster_rebalance.core.engine import engine as driver_module
+from dagster_rebalance.core.engine import run_requests as requests_module
 from dagster_rebalance.core.engine import run_results as run_news_module
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.engine.run_requests import due_requests
@@ -21,6 +23,7 @@ from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.recovery import restore
 from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.partitions.unrecorded import Unrecorded
 from dagster_rebalance.core.reporting import explain as explain_module
 from dagster_rebalance.core.revokes import hold as holds_module
 from dagster_rebalance.core.revokes.hold import HandoverBackoff, HeldPartitions, Hold
@@ -73,11 +76,11 @@ def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
     """A run that failed counts as done."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - the signature of the replaced function
-        for run in runs:
-            if run.batch_id == batch_id and range_ in run.ranges and run.state is RunState.FAILED:
+    def progress_of(range_, batch_id, runs, **said):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202 - the signature of the replaced function
+        for run in runs.of(batch_id, range_):
+            if run.state is RunState.FAILED:
                 return Succeeded(run.run_id)
-        return real(range_, batch_id, runs, max_attempts=max_attempts)
+        return real(range_, batch_id, runs, **said)
 
     patch.setattr(run_news_module, "progress_of", progress_of)
 
@@ -88,7 +91,7 @@ def drop_the_claims_on_a_commit(patch: pytest.MonkeyPatch) -> None:
 
     def write(self: OwnedPartition, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
         is_commit = self.ledger is not None and ledger.next_offset > self.ledger.next_offset
-        return real(self, replace(ledger, entries=()) if is_commit else ledger, last)
+        return real(self, ledger._replace(entries=()) if is_commit else ledger, last)
 
     patch.setattr(OwnedPartition, "_write", write)
 
@@ -101,7 +104,7 @@ def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
         taken = real(*arguments, **options)
         if not isinstance(taken, OwnedPartition) or taken.ledger is None:
             return taken
-        return replace(taken, ledger=replace(taken.ledger, entries=()))
+        return taken._replace(ledger=taken.ledger._replace(entries=()))
 
     patch.setattr(driver_module, "restore", restore)
 
@@ -163,8 +166,8 @@ def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
     """A dead run is never waited out: a run that lives does not count as work in flight."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - the signature of the replaced function
-        found = real(range_, batch_id, runs, max_attempts=max_attempts)
+    def progress_of(range_, batch_id, runs, **said):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202 - the signature of the replaced function
+        found = real(range_, batch_id, runs, **said)
         return found if isinstance(found, Succeeded) else ToRequest()
 
     patch.setattr(run_news_module, "progress_of", progress_of)
@@ -196,7 +199,7 @@ def ask_once(patch: pytest.MonkeyPatch) -> None:
         found = due_requests(partitions, now, **said)
         return tuple(batch_request for batch_request in found if batch_request.attempt == 1)
 
-    patch.setattr(driver_module, "due_requests", offered)
+    patch.setattr(claimed_work_module, "due_requests", offered)
 
 
 def without_a_word(patch: pytest.MonkeyPatch) -> None:
@@ -273,8 +276,8 @@ def created_is_queued(patch: pytest.MonkeyPatch) -> None:
     """A run that was created and never submitted is waited for."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - the signature of the replaced function
-        found = real(range_, batch_id, runs, max_attempts=max_attempts)
+    def progress_of(range_, batch_id, runs, **said):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202 - the signature of the replaced function
+        found = real(range_, batch_id, runs, **said)
         return replace(found, unsubmitted=None) if isinstance(found, InFlight) else found
 
     patch.setattr(run_news_module, "progress_of", progress_of)
@@ -282,12 +285,12 @@ def created_is_queued(patch: pytest.MonkeyPatch) -> None:
 
 def never_record_late(patch: pytest.MonkeyPatch) -> None:
     """The commit of a member that went away before it recorded it is forgotten."""
-    patch.setattr(restoring_module, "_unrecorded", lambda *_: None)
+    patch.setattr(restoring_module, "unrecorded_commits", lambda *_, **__: ())
 
 
 def wait_for_ever_for_the_storage(patch: pytest.MonkeyPatch) -> None:
     """No other thread takes over where the storage hangs."""
-    patch.setattr(StorageWorker, "look_after", lambda _: None)
+    patch.setattr(StorageWorker, "replace_hung_thread", lambda _: None)
 
 
 def believe_the_end_of_the_log(patch: pytest.MonkeyPatch) -> None:
@@ -390,11 +393,11 @@ def all_assets_are_a_success(patch: pytest.MonkeyPatch) -> None:
     """A run whose steps have all succeeded counts, whatever became of the run."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - the signature of the replaced function
-        for run in runs:
-            if run.batch_id == batch_id and range_ in run.ranges and run.done and not run.undone:
+    def progress_of(range_, batch_id, runs, **said):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN003, ANN202 - the signature of the replaced function
+        for run in runs.of(batch_id, range_):
+            if run.done and not run.undone:
                 return Succeeded(run.run_id)
-        return real(range_, batch_id, runs, max_attempts=max_attempts)
+        return real(range_, batch_id, runs, **said)
 
     patch.setattr(run_news_module, "progress_of", progress_of)
 
@@ -456,50 +459,96 @@ def believe_the_clock_of_a_run(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Liveness, "observe", observe)
 
 
+def commits_wait_for_records(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is committed while a record is issued."""
+    real = OwnedPartition.commit_write
+    patch.setattr(
+        OwnedPartition,
+        "commit_write",
+        lambda self, now: None if self.unrecorded.issued else real(self, now),
+    )
+
+
+def issued_records_grow(patch: pytest.MonkeyPatch) -> None:
+    """A commit joins a record that Dagster may already have."""
+
+    def growing(self: Unrecorded) -> commands.RecordCommit | None:
+        last = self.parts[-1] if self.parts else None
+        return None if last is None or last.is_late or last.is_dead_letter else last
+
+    patch.setattr(Unrecorded, "growing", property(growing))
+
+
+def note_only_the_last_record(patch: pytest.MonkeyPatch) -> None:
+    """The note of a commit omits the record that is issued."""
+    patch.setattr(Unrecorded, "noted", lambda *_, **__: ())
+
+
+def begin_behind_a_failed_range(patch: pytest.MonkeyPatch) -> None:
+    """A streaming run processes any of the ranges that it has claimed."""
+    real = requests_module._requestable
+    patch.setattr(requests_module, "_requestable", lambda owned, now, _="": real(owned, now))
+
+
+def blame_a_death_on_what_waited(patch: pytest.MonkeyPatch) -> None:
+    """The death of a streaming run is an attempt on each of its claims."""
+    real = runs_module.progress_of
+    patch.setattr(
+        run_news_module,
+        "progress_of",
+        lambda *seen, **said: real(*seen, **{**said, "is_early": False}),
+    )
+
+
 MUTANTS = {
-    no_start_check: (3, "was materialised by"),
+    no_start_check: (5, "was materialized by"),
     no_read_before_write: (101, "overwrites what another application has stored"),
     commit_of_a_failed_run: (3, "is committed, but no run has succeeded on it: it is lost"),
     drop_the_claims_on_a_commit: (2, "a claim is dropped without a commit"),
     forget_the_claims_of_the_former_owner: (3, "a claim is dropped without a commit"),
-    forget_the_epoch: (5, "was assigned twice without a revoke in between"),
+    forget_the_epoch: (3, "was assigned twice without a revoke in between"),
     release_before_commit: (3, "works on it"),
-    fence_before_drain: (9, "works on it"),
-    commit_out_of_order: (2, "refusing to store"),
-    no_deadline: (54, "behind the limit"),
+    fence_before_drain: (3, "works on it"),
+    commit_out_of_order: (3, "refusing to store"),
+    no_deadline: (52, "behind the limit"),
     no_new_claims: (1, "does nothing about orders-0"),
     deaf_pulse: (4, "does nothing about"),
     ask_again_while_it_works: (3, "does nothing about"),
-    no_pulse: (3, "does nothing about"),
-    stopped_for_ever: (4, "does nothing about"),
+    no_pulse: (5, "does nothing about"),
+    stopped_for_ever: (10, "does nothing about"),
     ask_once: (3, "does nothing about"),
-    without_a_word: (4, "but nothing of 'stopped"),
+    without_a_word: (5, "but nothing of 'stopped"),
     begin_at_the_end: (1, "is in no successful run"),
     leave_with_an_open_hold: (1, "has left with holds above zero"),
     believe_dagster: (41, "two live runs"),
-    no_lease: (61, "although it works and cannot give a sign of life"),
-    a_part_is_the_whole: (120, "but no run has succeeded on it"),
-    keep_what_a_later_run_has_spoilt: (3482, "but no run has succeeded on it"),
-    begin_anew_where_offsets_vanished: (226, "goes back"),
+    no_lease: (65, "although it works and cannot give a sign of life"),
+    a_part_is_the_whole: (304, "but no run has succeeded on it"),
+    keep_what_a_later_run_has_spoilt: (135, "but no run has succeeded on it"),
+    begin_anew_where_offsets_vanished: (145, "goes back"),
     created_is_queued: (47, "does nothing about"),
-    never_record_late: (45, "is recorded 0 times"),
-    wait_for_ever_for_the_storage: (24, "does nothing about"),
-    believe_the_end_of_the_log: (240, "is in no successful run"),
-    forget_deleted_runs: (875, "two live runs"),
+    never_record_late: (9, "is recorded 0 times"),
+    wait_for_ever_for_the_storage: (153, "does nothing about"),
+    believe_the_end_of_the_log: (256, "is in no successful run"),
+    forget_deleted_runs: (110, "does nothing about"),
     one_refused_partition_ends_the_member: (7, "ended with BrokerError"),
-    a_refusal_is_an_attempt: (135, "which refused itself"),
+    a_refusal_is_an_attempt: (150, "which refused itself"),
     ignore_people: (6, ", which was "),
-    begin_before_orders_are_known: (52, ", which was "),
-    paused_for_ever: (6, "does nothing about"),
+    begin_before_orders_are_known: (477, ", which was "),
+    paused_for_ever: (8, "does nothing about"),
     a_launch_that_fails_is_an_attempt: (60, "which never began"),
     hear_only_what_a_poll_tells_first: (59, "nothing was committed for"),
     all_assets_are_a_success: (8, "but no run has succeeded on it"),
     a_sign_is_a_beginning: (43, "which never began"),
-    end_runs_on_the_thread_of_the_member: (121, "does nothing about"),
+    end_runs_on_the_thread_of_the_member: (1, "behind the limit"),
     wait_for_ever_for_a_launcher: (1, "does nothing about"),
     join_whenever_a_tick_comes: (1, "joins again although"),
-    the_latest_clock_decides: (7, ", which was "),
+    the_latest_clock_decides: (6, ", which was "),
     believe_the_clock_of_a_run: (2, "although it works and gives signs of life"),
+    commits_wait_for_records: (2, "does not commit"),
+    issued_records_grow: (43, "is recorded 2 times"),
+    note_only_the_last_record: (59, "is recorded 0 times"),
+    begin_behind_a_failed_range: (16, "works on orders-1 [10, 20) before orders-1 [0, 10)"),
+    blame_a_death_on_what_waited: (1731, "which never began"),
 }
 """Each mutant with the seed that finds it, and words of the violation."""
 OF_ORDERS = frozenset(
@@ -517,6 +566,12 @@ OF_TORN = frozenset(
     }
 )
 """They are found where writes are torn and launchers hang."""
+OF_SLOW = frozenset({commits_wait_for_records, issued_records_grow, note_only_the_last_record})
+"""They are found where the storage is slow while commits go on."""
+OF_STREAMS = frozenset({note_only_the_last_record})
+"""They are found where streaming runs commit many batches."""
+OF_AHEAD = frozenset({begin_behind_a_failed_range, blame_a_death_on_what_waited})
+"""They are found where streaming runs claim their next batch ahead."""
 OF_REPLICAS = frozenset({join_whenever_a_tick_comes})
 """They are found where code servers have two replicas."""
 
@@ -528,4 +583,7 @@ def where(mutant: Callable[[pytest.MonkeyPatch], None]) -> dict[str, bool]:
         "parts": mutant in OF_PARTS,
         "torn": mutant in OF_TORN,
         "replicas": mutant in OF_REPLICAS,
+        "slow": mutant in OF_SLOW,
+        "streams": mutant in OF_STREAMS | OF_AHEAD,
+        "ahead": mutant in OF_AHEAD,
     }

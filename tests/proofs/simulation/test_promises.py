@@ -8,6 +8,7 @@ import pytest
 
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Change
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import TOPIC
@@ -99,7 +100,7 @@ def test_second_run_at_work_on_the_same_offsets_is_a_violation(world: World) -> 
 def test_second_success_on_the_same_offsets_is_a_violation(world: World) -> None:
     start, until, _ = world.dagster.outputs.done[PARTITION][0]
     world.dagster.start("b", (OffsetRange(TOPIC, 0, start, until),))
-    with pytest.raises(Violation, match="was materialised by"):
+    with pytest.raises(Violation, match="was materialized by"):
         world.dagster._succeed(list(world.dagster.runs)[-1])
 
 
@@ -145,6 +146,19 @@ def test_stop_that_is_not_shown_is_a_violation(world: World) -> None:
     world.clockwork.now += 100
     with pytest.raises(Violation, match="the check in Dagster does not show it"):
         world._check_stops_are_shown()
+
+
+def test_done_work_that_is_not_committed_is_a_violation(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = owner(world)
+    monkeypatch.setattr(OwnedPartition, "commit_write", lambda *_: None)
+    while process.engine.partitions[PARTITION].committing is None:
+        world.clockwork.run(1)
+    world._check_commits_go_on(process)
+    world.clockwork.now += 30
+    with pytest.raises(Violation, match="does not commit orders-0"):
+        world._check_commits_go_on(process)
 
 
 def test_records_that_replace_lost_ones_must_be_processed(world: World) -> None:

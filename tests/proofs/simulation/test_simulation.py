@@ -14,7 +14,7 @@ from dagster_rebalance.cli.app import build_app
 from dagster_rebalance.core.partitions.state_machine import TRANSITIONS
 from proofs.__main__ import COMMANDS
 from proofs.simulation.proof import fresh_seed, prove
-from proofs.simulation.schedule import play, play_all_of
+from proofs.simulation.schedule import has_crowd, play, play_all_of
 from proofs.simulation.weather import PROTOCOLS
 from proofs.simulation.world import World
 from tests.proofs.simulation.mutants import keep_every_hold, no_start_check
@@ -29,7 +29,7 @@ FRESH = 50
 
 
 def test_random_schedules_break_no_promise() -> None:
-    proof = prove(SCHEDULES, 9_300)
+    proof = prove(SCHEDULES, 9_600)
     assert [(played.seed, played.violation) for played in proof.violations] == []
     assert proof.commits > 10 * SCHEDULES
     assert proof.rebalances > 5 * SCHEDULES
@@ -74,6 +74,19 @@ def test_schedules_cover_all_protocols() -> None:
     assert {World(seed).weather.protocol for seed in range(20)} == set(PROTOCOLS)
 
 
+def test_some_schedules_have_hundreds_of_partitions() -> None:
+    crowded = [seed for seed in range(1_000) if has_crowd(seed)]
+    assert 20 <= len(crowded) <= 30
+    assert {World(seed, crowd=True).weather.partitions >= 200 for seed in crowded} == {True}
+    assert {World(seed).weather.partitions <= 4 for seed in crowded} == {True}
+
+
+def test_crowded_schedule_breaks_no_promise() -> None:
+    played = play(2, crowd=True)
+    assert played.violation == ""
+    assert played.commits > 200
+
+
 def test_simulate_writes_its_figures(tmp_path: Path) -> None:
     output = tmp_path / "build" / "sim.json"
     result = CliRunner().invoke(
@@ -96,15 +109,15 @@ def test_violation_is_reported_with_its_seed_and_repeated_with_its_trace(
         "--schedules",
         "1",
         "--seed",
-        "41",
+        "45",
         "--output",
         str(tmp_path / "sim.json"),
     ]
     found = CliRunner().invoke(build_app(COMMANDS, ["simulate"]), options)
     assert found.exit_code == 1
-    assert "life --seed 41" in found.output
+    assert "life --seed 45" in found.output
     assert "works on what" in found.output
-    again = CliRunner().invoke(build_app(COMMANDS, ["life"]), ["life", "--seed", "41"])
+    again = CliRunner().invoke(build_app(COMMANDS, ["life"]), ["life", "--seed", "45"])
     assert again.exit_code == 1
     assert "VIOLATION" in again.output
     assert "member a.1: starts" in again.output

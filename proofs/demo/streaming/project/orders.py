@@ -41,6 +41,7 @@ kafka = KafkaConsumerResource(
     client_config=json.loads(os.environ["KAFKA_CLIENT_CONFIG"]),
     # These two keep the demo short. The batch of a killed run counts as a failed attempt.
     record_every_s=2.0,
+    records_per_minute=6_000.0,
     retry_delay_s=1.0,
 )
 
