@@ -18,12 +18,12 @@ def test_a_revoke_can_be_delayed():
     blue = member_of(group)
     green = member_of(group)
     blue.poll(1.0)
-    asked_back = blue.get_to_be_revoked_partitions()
-    assert len(asked_back) == 1
-    assert blue.delay_revoke(asked_back)
+    to_be_revoked = blue.get_to_be_revoked_partitions()
+    assert len(to_be_revoked) == 1
+    assert blue.delay_revoke(to_be_revoked)
     blue.poll(1.0)
     green.poll(1.0)
     assert not green.assignment(), "it is held"
     blue.poll(1.0)
     green.poll(1.0)
-    assert green.assignment() == asked_back, "it was not delayed again, and so released"
+    assert green.assignment() == to_be_revoked, "it was not delayed again, and so released"
