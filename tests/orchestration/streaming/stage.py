@@ -97,7 +97,8 @@ class Stage:
         return [entry.user_message for entry in self.instance.all_logs(run_id)]
 
     def shown(self, key: dg.AssetKey) -> Iterator[dict[str, object]]:
-        found = self.instance.fetch_materializations(key, limit=100, ascending=True).records
-        for made in (record.asset_materialization for record in found):
+        # The newest ones, oldest first: other tests have used the instance.
+        found = self.instance.fetch_materializations(key, limit=100).records
+        for made in (record.asset_materialization for record in reversed(found)):
             assert made is not None
             yield {name: value.value for name, value in made.metadata.items()}
