@@ -207,7 +207,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         "is above 1; 0.2 in streaming runs without it.",
     )
     claim_ahead: bool = Field(
-        default=False,
+        default=True,
         description="Whether a streaming run claims its next batch, if it is full, while one is "
         "at work. The next batch then begins before the commit of this one.",
     )
