@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -183,6 +184,28 @@ def test_body_may_use_pools_of_forked_processes(instance: dg.DagsterInstance) ->
     stage = Stage(instance, body)
     stage.run()
     assert stage.committed() == 3
+
+
+@pytest.mark.parametrize(("usual", "within"), [(700, 10_000), (20_000, 20_000), (0, 0)])
+def test_collections_are_rare_while_a_run_works(
+    instance: dg.DagsterInstance, usual: int, within: int
+) -> None:
+    seen: list[int] = []
+
+    def body(_stage: Stage, _batch: KafkaBatch) -> None:
+        seen.extend([gc.get_threshold()[0], gc.get_freeze_count()])
+        leave()
+
+    before = gc.get_threshold()
+    gc.set_threshold(usual, *before[1:])
+    try:
+        Stage(instance, body).run()
+        assert (gc.get_threshold()[0], gc.get_freeze_count()) == (usual, 0)
+    finally:
+        gc.set_threshold(*before)
+    threshold, frozen = seen
+    assert threshold == within
+    assert frozen > 0
 
 
 def test_run_that_the_sensor_has_not_started_fails(instance: dg.DagsterInstance) -> None:
