@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _YOUNG_OBJECTS = 10_000
-"""New objects after which Python collects garbage; its default of 700 is less than a batch makes."""
+"""New objects after which Python collects garbage. A batch makes more than its default of 700."""
 _WAIT_S = 1.0
 _LOOK_S = 0.1
 """The interval of reading the log end, which delays new records."""
