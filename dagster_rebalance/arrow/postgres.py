@@ -79,7 +79,7 @@ def write_postgres(
             with given.reader() as reader, database.cursor() as cursor:
                 _copy(cursor, columns, reader)
             # One message without parameters, which the server executes to its end.
-            database.execute(_transaction(sql, name, columns, table, given))
+            database.execute(_transaction(sql, name, columns, _oid(database, name), given))
 
 
 def _create_staged(database: Any, name: Any, columns: Any, table: str) -> None:
@@ -131,13 +131,19 @@ def _json(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _transaction(sql: Any, name: Any, columns: Any, table: str, given: RangeRecords) -> Any:
+def _oid(database: Any, name: Any) -> int:
+    """Return the id of a table, because writers may give it different names."""
+    found = database.execute("SELECT %s::regclass::oid", [name.as_string(database)]).fetchone()
+    return int(found[0])
+
+
+def _transaction(sql: Any, name: Any, columns: Any, oid: int, given: RangeRecords) -> Any:
     """Return the statements that replace the rows of ranges."""
     partitions = sorted({(topic, partition) for topic, partition, *_ in given.rows.spans})
     # In one order, so two writers cannot wait for each other.
     locks = [
         sql.SQL("SELECT pg_advisory_xact_lock(hashtextextended({}, 0))").format(
-            sql.Literal(f"{table} {topic}-{partition}")
+            sql.Literal(f"{oid} {topic}-{partition}")
         )
         for topic, partition in partitions
     ]

@@ -12,9 +12,11 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
+from dagster_rebalance.arrow.output import write_postgres
 from dagster_rebalance.arrow.range_records import RangeRecords
 from tests.arrow.given import SCHEMA, expected, records, span
 from tests.arrow.sinks import TABLES, WRITERS, rows
@@ -150,3 +152,28 @@ def test_concurrent_writers_create_a_table_once(kind: str, place_for: Callable[[
         writer.join(2 * LIMIT_S)
     assert errors == []
     assert rows(kind, place) == expected((0, 20, "a")) + expected((0, 20, "a"), partition=1)
+
+
+@pytest.mark.postgres
+def test_writers_that_name_a_table_differently_take_turns(place_for: Callable[[str], str]) -> None:
+    place = place_for("postgres")
+    with psycopg.connect(place) as database:  # both have deleted before one of them inserts
+        database.execute(
+            "CREATE FUNCTION shop.wait() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END'; CREATE TRIGGER wait AFTER DELETE ON "
+            "shop.orders FOR EACH STATEMENT EXECUTE FUNCTION shop.wait()"
+        )
+    in_shop = f"{place}?options=-csearch_path%3Dshop"
+    names = {"orders": in_shop, "shop.orders": place}
+    start = threading.Barrier(len(names))
+
+    def write(table: str, connection: str) -> None:
+        start.wait(LIMIT_S)
+        write_postgres(records(RANGES), table, RANGES, connection=connection)
+
+    writers = [threading.Thread(target=write, args=one) for one in names.items()]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(LIMIT_S)
+    assert rows("postgres", place) == WHOLE["a"]
