@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         IllegalStateError,
         PartitionLostError,
         RebalanceInProgressError,
+        TooManyLettersError,
         UndecodableError,
         UnsupportedOperationError,
     )
@@ -103,6 +104,7 @@ __all__ = [
     "RebalanceListener",
     "RevokeRequested",
     "SchemaRegistryResource",
+    "TooManyLettersError",
     "TopicPartition",
     "UndecodableError",
     "UnsupportedOperationError",
@@ -152,6 +154,7 @@ _HOMES = {
     "RevokeRequested": "core.model.events",
     "SchemaRegistryResource": "orchestration.resources.registry",
     "TopicPartition": "core.model.offsets",
+    "TooManyLettersError": "core.model.errors",
     "UndecodableError": "core.model.errors",
     "UnsupportedOperationError": "core.model.errors",
     "build_kafka_batch_defs": "orchestration.definitions",

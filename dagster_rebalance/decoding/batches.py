@@ -1,4 +1,4 @@
-"""Record batches with decoded keys and values, and the dead letters of undecodable records.
+"""Record batches with decoded keys and values, and the reasons of undecodable records.
 
 An undecodable record fails the batch, is kept with its reason, or is dropped after its dead letter
 was stored. The code runs on Spark's executors and in runs without Spark.
@@ -6,11 +6,10 @@ was stored. The code runs on Spark's executors and in runs without Spark.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.decoder import MAX_REASON_CHARACTERS, reason_text
+from dagster_rebalance.decoding.decoder import reason_text
 from dagster_rebalance.decoding.wire_format import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -22,48 +21,7 @@ OnUndecodable = Literal["fail", "keep", "drop"]
 UNDECODABLE = "undecodable"
 UNDECODABLE_DDL = "STRUCT<reason: STRING, key: BINARY, value: BINARY>"
 UNDECODABLE_PARTS = (("reason", "string"), ("key", "binary"), ("value", "binary"))
-LETTER_DDL = "key STRING, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-REASON_HEADER = "dead_letter.reason"
-
-Headers = list[tuple[str, "bytes | None"]]
-
-
-@dataclass(frozen=True)
-class RecordLetter:
-    """The dead letter of a record: the record, its position, and the reason why it is undecodable.
-
-    `timestamp_ms` is None if the record has no timestamp.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int | None
-    reason: str
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
-
-    @property
-    def letter_key(self) -> str:
-        """The key of the letter, by which consumers drop duplicates after a retried batch."""
-        return f"{self.topic}-{self.partition}-{self.offset}"
-
-    @property
-    def letter_headers(self) -> Headers:
-        """The headers of the record, followed by headers that describe the record."""
-        described: dict[str, object] = {
-            "dead_letter.topic": self.topic,
-            "dead_letter.partition": self.partition,
-            "dead_letter.offset": self.offset,
-            "dead_letter.timestamp_ms": self.timestamp_ms,
-            # A topic limits the size of a record, headers included.
-            REASON_HEADER: self.reason[:MAX_REASON_CHARACTERS],
-        }
-        added: Headers = [
-            (name, str(value).encode()) for name, value in described.items() if value is not None
-        ]
-        return [*self.headers, *added, ("dead_letter.key", self.key)]
+POSITION_DDL = "topic STRING, partition INT, offset BIGINT, reason STRING"
 
 
 def batch_decoder(
@@ -80,31 +38,22 @@ def batch_decoder(
     return decode
 
 
-def letter_maker(decoders: Sequence[Decoder]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return a function that creates dead letters, in the columns of Spark's Kafka sink."""
+def undecodable_finder(decoders: Sequence[Decoder]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Return a function that finds the positions and the reasons of undecodable records."""
 
-    def make(batches: Iterable[Any]) -> Iterator[Any]:
+    def find(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
         opened = [decoder.open() for decoder in decoders]
         for batch in batches:
             _, reasons = decode_columns(batch, opened)
-            letters = letters_of(batch, reasons)
-            headers = [
-                [{"key": name, "value": value} for name, value in letter.letter_headers]
-                for letter in letters
-            ]
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array([letter.letter_key for letter in letters], pa.string()),
-                    pa.array([letter.value for letter in letters], pa.binary()),
-                    pa.array(headers, header),
-                ],
-                names=["key", "value", "headers"],
-            )
+            given = pa.array(reasons, pa.string())
+            columns = [batch.column(name) for name in ("topic", "partition", "offset")]
+            names = ["topic", "partition", "offset", "reason"]
+            found = pa.RecordBatch.from_arrays([*columns, given], names=names)
+            yield found.filter(given.is_valid())
 
-    return make
+    return find
 
 
 def decode_columns(
@@ -254,26 +203,6 @@ def undecodable_text(topic: str, partition: int, offset: int, reason: str) -> st
         f"the record at {topic}-{partition} offset {offset} cannot be decoded: {reason}. To "
         "continue without such records, set dead_letters= to a topic, or keep_undecodable=True"
     )
-
-
-def letters_of(batch: Any, reasons: Sequence[str | None]) -> list[RecordLetter]:
-    """Return the dead letters of the undecodable records of a batch."""
-    import pyarrow as pa
-
-    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-    headers = batch.column("headers")
-    return [
-        RecordLetter(
-            *_position(batch, at),
-            timestamp_ms=None if times[at] is None else times[at] // 1000,
-            reason=reason,
-            key=batch.column("key")[at].as_py(),
-            value=batch.column("value")[at].as_py(),
-            headers=tuple((one["key"], one["value"]) for one in headers[at].as_py() or ()),
-        )
-        for at, reason in enumerate(reasons)
-        if reason is not None
-    ]
 
 
 def _position(batch: Any, at: int) -> tuple[str, int, int]:

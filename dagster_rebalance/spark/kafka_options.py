@@ -27,10 +27,6 @@ REDACTION = (
 options where a Spark Connect server logs the requests of its clients, and private keys anywhere,
 such as in the plans of writes. Its quantifiers are possessive, because a long key would otherwise
 overflow the stack."""
-OPTIONS_REDACTION = r"(?i:keystore\.key|jaas)"
-"""An addition to `spark.sql.redaction.options.regex`: Spark 4.0 shows the options of some plans,
-and masks only names such as `password`."""
-
 _SECRETS = ("password", "passphrase", "secret", "token", "jaas", "keystore.key")
 _SPARK_PREFIX = "kafka."
 _SPARK_LOGIN = "kafka.sasl.jaas.config"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _MARK = "_dagster_rebalance_interruptible"
 _CONNECT_TIMEOUT_S = 5.0
@@ -27,6 +27,8 @@ _ANSWER_TIMEOUT_S = 2.0
 """Shorter than the time that the end of a run waits for its last event."""
 _TAGGED: dict[str, SparkSession] = {}
 """The sessions that work on batches, by the tags of the batches."""
+_CACHED: dict[str, list[DataFrame]] = {}
+"""The frames that are cached for batches, by the tags of the batches."""
 
 
 def is_connect(session: SparkSession) -> bool:
@@ -47,9 +49,27 @@ def tag_batch(session: SparkSession, batch_id: str) -> str:
     return tag
 
 
+def cache_for_batch(frame: DataFrame, batch_id: str) -> DataFrame:
+    """Cache a frame until the batch is settled."""
+    cached = frame.persist()
+    _CACHED.setdefault(batch_tag(batch_id), []).append(cached)
+    return cached
+
+
 def settle_batch(batch_id: str, *, is_done: bool) -> None:
-    """Remove the tag of a batch from this thread; unless the batch is done, interrupt its work."""
+    """Remove the tag of a batch from this thread, and its caches.
+
+    Unless the batch is done, interrupt its work.
+    """
     tag = batch_tag(batch_id)
+    try:
+        _remove_tag(tag, is_done=is_done)
+    finally:
+        for frame in _CACHED.pop(tag, ()):
+            frame.unpersist()
+
+
+def _remove_tag(tag: str, *, is_done: bool) -> None:
     session = _TAGGED.pop(tag, None)
     if session is None:
         return

@@ -24,12 +24,9 @@ from dagster_rebalance import (
     UndecodableError,
     plain_json,
 )
-from dagster_rebalance.decoding.batches import RecordLetter
-from dagster_rebalance.decoding.decoder import MAX_REASON_CHARACTERS, KnownSchemas
-from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
+from dagster_rebalance.decoding.decoder import KnownSchemas
 from dagster_rebalance.orchestration.batch import records
 from tests.decoding.records import ORDER, avro, batch
-from tests.kafka.fake_producer import FakeProducer
 
 if TYPE_CHECKING:
     from tests.decoding.http_registry import HttpRegistry
@@ -43,24 +40,6 @@ def its(registry: HttpRegistry) -> SchemaRegistryResource:
     assert registry.register("orders-value", ORDER) == 1
     assert registry.register("orders-key", ORDER) == 1
     return SchemaRegistryResource(url=registry.url, client_config={"max.retries": "0"})
-
-
-@pytest.fixture
-def stored(monkeypatch: pytest.MonkeyPatch) -> FakeProducer:
-    """Return a producer that confirms records immediately."""
-    producer = FakeProducer({})
-    produce = producer.produce
-
-    def produce_and_end(*given: Any, **more: Any) -> None:  # noqa: ANN401 - as of the producer
-        produce(*given, **more)
-        producer.end()
-
-    monkeypatch.setattr(producer, "produce", produce_and_end)
-    monkeypatch.setattr(
-        DeadLetterProducer.__init__, "__kwdefaults__",
-        {"make_producer": lambda _: producer},
-    )  # fmt: skip
-    return producer
 
 
 def test_payload_of_confluents_serializer_is_decoded(
@@ -87,26 +66,12 @@ def test_tombstones_and_parts_without_decoder_are_not_decoded(its: SchemaRegistr
     assert list(given.decoded_messages([], value=its.avro())) == []
 
 
-def with_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let batches for testing store letters."""
-    letters = records.Letters.__init__
-
-    def of_a_group(self: records.Letters, _: object, topic: str | None) -> None:
-        kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=["orders"])
-        letters(self, kafka, topic)
-
-    monkeypatch.setattr(records.Letters, "__init__", of_a_group)
-
-
 def test_undecodable_record_fails_the_batch_is_kept_or_becomes_a_letter(
-    its: SchemaRegistryResource, stored: FakeProducer, monkeypatch: pytest.MonkeyPatch
+    its: SchemaRegistryResource,
 ) -> None:
     """A letter is stored before any later record is returned."""
     good, poison = avro(1, ORDER, PEN), b"poison"
     given = batch(good, poison, good)
-    in_a_test = given.decoded_messages(value=its.avro(), dead_letters="dead")
-    assert [one.message.offset() for one in in_a_test] == [0, 2]
-    with_kafka(monkeypatch)
     with pytest.raises(
         UndecodableError, match=r"orders-0 offset 1 cannot be decoded: value: .*112"
     ):
@@ -114,16 +79,16 @@ def test_undecodable_record_fails_the_batch_is_kept_or_becomes_a_letter(
     kept = list(given.decoded_messages(value=its.avro(), keep_undecodable=True))
     assert [one.value for one in kept] == [PEN, None, PEN]
     assert "byte 112" in str(kept[1].undecodable)
-    assert stored.sent == []
+    assert not list(given.letters)
     reading = given.decoded_messages(value=its.avro(), dead_letters="dead")
     assert next(reading).value == PEN
-    assert stored.sent == [("dead", "orders-0-1", poison)]
+    stored = [(letter.key, letter.value) for letter in given.letters]
+    assert stored == [("orders-0-1", poison)]
     assert [one.message.offset() for one in reading] == [2]
-    table = given.arrow(value=its.avro(), dead_letters="dead").read_all()
+    again = batch(good, poison, good)
+    table = again.arrow(value=its.avro(), dead_letters="dead").read_all()
     assert table.column("offset").to_pylist() == [0, 2]
-    assert stored.sent == [("dead", "orders-0-1", poison)] * 2
-    assert stored.headers[0] == stored.headers[1]
-    assert ("dead_letter.offset", b"1") in (stored.headers[0] or [])
+    assert again.letters == given.letters
 
 
 def test_record_with_unsupported_schema_is_undecodable_alone(
@@ -141,27 +106,15 @@ def test_record_with_unsupported_schema_is_undecodable_alone(
     assert "has rules (data contracts)" in known.writer.problems[encrypted]
 
 
-def test_failed_letter_fails_the_batch() -> None:
-    producer = FakeProducer({})
-    producer.refuses.append(BufferError("full"))
-    letters = DeadLetterProducer(
-        {"bootstrap.servers": "x", "group.id": "g"}, "dead", make_producer=lambda _: producer
-    )
-    letter = RecordLetter("orders", 0, 7, None, "why", None, b"v")
-    with pytest.raises(BrokerError, match="orders-0-7 cannot be decoded, and its dead letter"):
-        letters.store([letter])
-
-
 def test_registry_outage_stores_no_letters(
-    registry: HttpRegistry, its: SchemaRegistryResource, stored: FakeProducer
+    registry: HttpRegistry, its: SchemaRegistryResource
 ) -> None:
-    reading = batch(avro(1, ORDER, PEN)).decoded_messages(
-        value=its.avro(reader=json.dumps(ORDER)), dead_letters="dead"
-    )
+    given = batch(avro(1, ORDER, PEN))
+    reading = given.decoded_messages(value=its.avro(reader=json.dumps(ORDER)), dead_letters="dead")
     registry.answer = (503, "text/html", "away")
     with pytest.raises(BrokerError, match="HTTP 503"):
         list(reading)
-    assert stored.sent == []
+    assert len(given.letters) == 0
 
 
 def test_arrow_has_the_columns_of_spark(its: SchemaRegistryResource) -> None:
@@ -213,18 +166,17 @@ def test_timestamp_beyond_microseconds_is_null(
 
 
 def test_letter_of_a_record_with_unusual_metadata_is_stored(
-    its: SchemaRegistryResource, stored: FakeProducer, monkeypatch: pytest.MonkeyPatch
+    its: SchemaRegistryResource,
 ) -> None:
     odd = {"timestamp": (1, 2**63 - 1), "headers": [("na\ufffd", None), ("", b"")]}
     given = batch(b"poison", keys=[b"\xff\x00"], **odd)
-    with_kafka(monkeypatch)
     assert list(given.decoded_messages(value=its.avro(), dead_letters="dead")) == []
-    assert given.arrow(value=its.avro(), dead_letters="dead").read_all().num_rows == 0
-    for headers in stored.headers:
-        assert headers is not None
-        assert headers[:2] == odd["headers"]
-        assert headers[-1] == ("dead_letter.key", b"\xff\x00")
-    assert ("dead_letter.timestamp_ms", str(2**63 - 1).encode()) in (stored.headers[0] or [])
+    (letter,) = given.letters
+    assert (letter.headers, letter.record_key) == (tuple(odd["headers"]), b"\xff\x00")
+    assert letter.timestamp_ms == 2**63 - 1
+    again = batch(b"poison", keys=[b"\xff\x00"], **odd)
+    assert again.arrow(value=its.avro(), dead_letters="dead").read_all().num_rows == 0
+    assert again.letters == (replace(letter, timestamp_ms=None),)
 
 
 @pytest.mark.parametrize(
@@ -330,31 +282,3 @@ def test_plain_json_needs_no_registry() -> None:
         value=plain_json(schema), keep_undecodable=True
     )
     assert [one.value for one in given] == [{"id": 1}, None]
-
-
-LETTER = RecordLetter("orders", 3, 7, 5, "why", b"k", b"v", (("trace", b"\x01"), ("trace", None)))
-
-
-def test_letter_key_is_the_position_of_the_record() -> None:
-    assert LETTER.letter_key == "orders-3-7"
-
-
-def test_letter_keeps_the_headers_and_adds_its_own() -> None:
-    assert LETTER.letter_headers == [
-        ("trace", b"\x01"),
-        ("trace", None),
-        ("dead_letter.topic", b"orders"),
-        ("dead_letter.partition", b"3"),
-        ("dead_letter.offset", b"7"),
-        ("dead_letter.timestamp_ms", b"5"),
-        ("dead_letter.reason", b"why"),
-        ("dead_letter.key", b"k"),
-    ]
-    bare = dict(replace(LETTER, timestamp_ms=None, key=None).letter_headers)
-    assert "dead_letter.timestamp_ms" not in bare
-    assert bare["dead_letter.key"] is None
-
-
-def test_long_reason_is_truncated() -> None:
-    long = replace(LETTER, reason="x" * 10_000)
-    assert len(dict(long.letter_headers)["dead_letter.reason"] or b"") == MAX_REASON_CHARACTERS

@@ -140,7 +140,9 @@ def test_batch_of_many_schemas_is_decoded_with_letters(
     # The same batch without Spark has the same letters, and the same records.
     again = kafka_topic(prefix="dead")
     table = batch.arrow(value=its.avro(), key=its.avro(), dead_letters=again).read_all()
-    assert letters_in(kafka_broker, again) == letters
+    (without_spark,) = letters_in(kafka_broker, again)
+    del headers["dead_letter.time_ms"], without_spark[2]["dead_letter.time_ms"]
+    assert without_spark == letters[0]
     found = {(row["partition"], row["offset"]): row["value"] for row in table.to_pylist()}
     assert found == {(row.partition, row.offset): row.value and row.value.asDict() for row in rows}
     plan = str(getattr(frame, "_jdf", "") and frame._jdf.queryExecution().toString())

@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
-from dagster_rebalance.decoding.wire_format import SchemaText
-from dagster_rebalance.spark.decoded_frame import write_letters
 from dagster_rebalance.spark.kafka_options import (
-    OPTIONS_REDACTION,
     REDACTION,
     spark_kafka_options,
 )
@@ -35,8 +31,6 @@ MASKED = "masked-in-the-log"
 LOOKED_UP = "looked-up-on-the-server"
 PASSWORD = f'{MASKED} "quoted" \\ and; ,{{0}} %s'
 TOPIC = "event-log"
-LETTERS = "event-log-letters"
-NO_NUMBER = Decoder("value", "plain_json", SchemaText('{"type": "string"}'), KnownSchemas())
 LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required username="
 
 
@@ -46,7 +40,6 @@ class Story:
 
     read: dict[str, list[int]]
     event_log: str
-    masked_options: str | None
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +53,6 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
         secured_kafka.allow(user, "READ", topic=TOPIC)
     secured_kafka.add_certificate("certified")
     secured_kafka.allow("certified", "READ", topic=TOPIC)
-    secured_kafka.create_topic(LETTERS)
-    secured_kafka.allow("certified", "WRITE", topic=LETTERS)
     (folder / "password").write_text(LOOKED_UP)
     referring = {**secured_kafka.client_config("by-reference"), "sasl.password": "not used"}
     from_environment = {
@@ -101,17 +92,8 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
                 # The server omits the deep parts of a plan, so a plain read shows its options.
                 options = {**spark_kafka_options(config), "subscribe": TOPIC}
                 assert len(session.read.format("kafka").options(**options).load().collect()) == 10
-            certified = ways["key in the options"]
-            frame = read_ranges(
-                session,
-                [OffsetRange(TOPIC, 0, 2, 7)],
-                certified,
-                connector_options={"includeHeaders": "true"},
-            )
-            write_letters(frame, [NO_NUMBER], LETTERS, certified)
-            masked_options = session.conf.get("spark.sql.redaction.options.regex")
     written = (file.read_text() for file in (folder / "events").rglob("*") if file.is_file())
-    return Story(read, "".join(written), masked_options)
+    return Story(read, "".join(written))
 
 
 def test_each_login_reads_the_range(story: Story) -> None:
@@ -121,13 +103,8 @@ def test_each_login_reads_the_range(story: Story) -> None:
 
 def test_documented_expression_masks_secrets_in_the_options(story: Story) -> None:
     assert "kafka.security.protocol" in story.event_log, "the requests of the clients are not seen"
-    assert "SaveIntoDataSourceCommand" in story.event_log, "the plan of the letters is not seen"
     for secret in (MASKED, KEY_PASSWORD, "PRIVATE KEY"):
         assert secret not in story.event_log
-
-
-def test_default_of_the_redaction_setting_is_kept(story: Story) -> None:
-    assert story.masked_options == rf"(?:(?i)url)|{OPTIONS_REDACTION}"
 
 
 def test_login_looked_up_by_the_server_is_in_no_request(story: Story) -> None:

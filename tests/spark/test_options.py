@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.spark.decoded_frame import write_letters
 from dagster_rebalance.spark.kafka_options import spark_kafka_options
 
 if TYPE_CHECKING:
@@ -245,43 +243,3 @@ def test_ca_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
 def test_missing_brokers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers"):
         spark_kafka_options({})
-
-
-class Writes:
-    """A frame and its writer, which keep the options."""
-
-    def __init__(self) -> None:
-        self.options_given: dict[str, str] = {}
-        self.sparkSession = SimpleNamespace(
-            conf=SimpleNamespace(get=lambda _: None, set=lambda *_: None)
-        )
-        self.write = self
-
-    def mapInArrow(self, *_: object) -> Writes:  # noqa: N802 - Spark's name
-        return self
-
-    def format(self, _: str) -> Writes:
-        return self
-
-    def options(self, **given: str) -> Writes:
-        self.options_given |= given
-        return self
-
-    def option(self, *_: str) -> Writes:
-        return self
-
-    def mode(self, _: str) -> Writes:
-        return self
-
-    def save(self) -> None:
-        """Store nothing."""
-
-
-@pytest.mark.parametrize(
-    ("own", "found"), [({}, str(2**31 - 1)), ({"kafka.max.request.size": "5"}, "5")]
-)
-def test_size_of_a_letter_is_limited_by_its_topic(own: dict[str, str], found: str) -> None:
-    frame: Any = Writes()
-    write_letters(frame, [], "dead", {**BROKERS, **own})
-    assert frame.options_given["kafka.max.request.size"] == found
-    assert frame.options_given["kafka.acks"] == "all"

@@ -103,5 +103,13 @@ class UndecodableError(DagsterRebalanceError):
     """
 
 
+class TooManyLettersError(DagsterRebalanceError):
+    """A partition has more dead letters than `max_dead_letters` allows.
+
+    The batch fails, and after its attempts the partition stops: the producers or the code may have
+    changed.
+    """
+
+
 class UnsupportedOperationError(DagsterRebalanceError):
     """The Kafka client does not support the operation."""

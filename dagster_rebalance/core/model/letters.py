@@ -19,11 +19,13 @@ from __future__ import annotations
 import enum
 import json
 import operator
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
 from dagster_rebalance.core.model.printable import escaped
 
@@ -37,8 +39,52 @@ _PREFIX = "dead_letter."
 _KIND, _STATE = f"{_PREFIX}kind", f"{_PREFIX}state"
 _MALFORMED_SHOWN = 10
 _MAX_PROBLEM_CHARACTERS = 300
+LIMIT_WINDOW_MS = 3_600_000
+_ALWAYS_ALLOWED = 10
+_ALL_PERCENT = 100
+_LIMIT = re.compile(r"(?P<amount>[0-9]{1,9}|[0-9]{1,3}(\.[0-9]{1,6})?(?=%))(?P<percent>%?)")
 
 Headers = list[tuple[str, "bytes | None"]]
+
+
+class LetterLimit(NamedTuple):
+    """The limit `max_dead_letters`: letters of a partition within an hour.
+
+    Attributes:
+        number: The number of letters; None for a share.
+        share: The share of the offsets, above 0 and up to 1.
+    """
+
+    number: int | None
+    share: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> LetterLimit:
+        """Parse the setting, such as `100` or `1%`.
+
+        Raises:
+            ConfigurationError: The text is neither a number nor a share.
+        """
+        match = _LIMIT.fullmatch(text.strip())
+        amount = float(match["amount"]) if match else 0.0
+        if match is None or amount <= 0 or (match["percent"] and amount > _ALL_PERCENT):
+            msg = (
+                f"max_dead_letters={text[:40]!r} must be a number of letters per hour, such as "
+                "100, or a share of the records up to 100%, such as 1%"
+            )
+            raise ConfigurationError(msg)
+        if match["percent"]:
+            return cls(None, amount / _ALL_PERCENT)
+        return cls(int(amount))
+
+    def allowed(self, offsets: int) -> int:
+        """Return the number of letters that some offsets may have.
+
+        A share always allows 10 letters, so one record does not stop a small range.
+        """
+        if self.number is not None:
+            return self.number
+        return max(_ALWAYS_ALLOWED, int(self.share * offsets))
 
 
 class LetterKind(enum.Enum):
@@ -64,6 +110,21 @@ class LetterRecord(NamedTuple):
     headers: Headers
 
 
+class LetterStamp(NamedTuple):
+    """The origin of the letters of one attempt.
+
+    Attributes:
+        attempt: The number of the attempt, from 1.
+        time_ms: When the letter is stored.
+    """
+
+    group_id: str
+    batch_id: str
+    run_id: str
+    attempt: int
+    time_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Letter:
     """A dead letter.
@@ -75,7 +136,7 @@ class Letter:
         record_key: The key of the record; None for a range.
         headers: The headers of the record.
         timestamp_ms: The timestamp of the record, if it has one.
-        attempt: The number of the attempt that stored the letter, from 0.
+        attempt: The number of the attempt that stored the letter, from 1.
         time_ms: When the letter was stored.
     """
 
@@ -98,6 +159,10 @@ class Letter:
         if self.kind is LetterKind.RANGE:
             return self.range.key
         return record_letter_key(self.range.topic, self.range.partition, self.range.start)
+
+    def stamped(self, stamp: LetterStamp) -> Letter:
+        """Return the letter with the attempt that stores it."""
+        return replace(self, **stamp._asdict())
 
     @property
     def record(self) -> LetterRecord:

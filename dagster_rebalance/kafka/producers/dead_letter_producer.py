@@ -29,7 +29,7 @@ from dagster_rebalance.kafka.client.settings import validated
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from dagster_rebalance.decoding.batches import RecordLetter
+    from dagster_rebalance.core.model.letters import LetterRecord
 
 _DELIVERY_SLICE_S = 0.1
 
@@ -128,23 +128,22 @@ class DeadLetterProducer:
         ended, self._ended = tuple(self._ended), []
         return ended
 
-    def store(self, letters: Iterable[RecordLetter]) -> None:
-        """Store dead letters of records, and wait until all of them are stored.
+    def store(self, letters: Iterable[LetterRecord]) -> None:
+        """Store letters, and wait until all of them are stored.
 
         Each delivery ends within the timeout of the client.
         """
         in_flight = set()
         for letter in letters:
-            self.send(letter.letter_key, letter.value, letter.letter_headers)
-            in_flight.add(letter.letter_key)
+            self.send(*letter)
+            in_flight.add(letter.key)
         while in_flight:
             for delivery in self.deliveries(_DELIVERY_SLICE_S):
                 in_flight.discard(delivery.key)
                 if delivery.problem:
                     msg = (
-                        f"the record {delivery.key} cannot be decoded, and its dead letter could "
-                        f"not be stored in topic {self.topic}: {delivery.problem}. Nothing was "
-                        "committed"
+                        f"the dead letter {delivery.key} could not be stored in topic "
+                        f"{self.topic}: {delivery.problem}. Nothing was committed"
                     )
                     raise BrokerError(msg)
 

@@ -21,7 +21,12 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from dagster_rebalance.core.batches.range_progress import UnreadOffsets, read_rounds
 from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
-from dagster_rebalance.core.model.offsets import Bounds, TopicPartition, next_offset
+from dagster_rebalance.core.model.offsets import (
+    Bounds,
+    OffsetRange,
+    TopicPartition,
+    next_offset,
+)
 from dagster_rebalance.kafka.client.confluent import (
     create_client,
     from_confluent,
@@ -55,7 +60,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from dagster_rebalance.core.batches.range_progress import Span
-    from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.kafka.client.settings import Settings
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -112,6 +116,32 @@ class RangeReader:
     ) -> Iterator[list[Message]]:
         """Yield the records of `read` in the lists that the client returns."""
         return self._read(read_rounds(ranges), timeout_s)
+
+    def read_topic(
+        self, topic: str, *, since_ms: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Iterator[list[Message]]:
+        """Yield the records that a topic has now, in lists of one client call.
+
+        Args:
+            topic: The topic.
+            since_ms: Leave out the records before the first one with this timestamp or a later one.
+            timeout_s: See `read`.
+
+        Raises:
+            BrokerError: The topic does not exist, or the principal may not read it. On iteration:
+                see `read`.
+        """
+        found = self._cluster.partitions_for(topic)
+        partitions = [TopicPartition(topic, one.partition) for one in found]
+        ends = self._cluster.end_offsets(partitions)
+        starts = self._cluster.beginning_offsets(partitions)
+        if since_ms is not None:
+            at_time = self._cluster.offsets_for_times(dict.fromkeys(partitions, since_ms))
+            starts |= {tp: at.offset if at else ends[tp] for tp, at in at_time.items()}
+        ranges = [
+            OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions if starts[tp] < ends[tp]
+        ]
+        return self.read_lists(ranges, timeout_s) if ranges else iter(())
 
     def close(self) -> None:
         """Close all idle clients. A read in progress closes its client when it ends."""

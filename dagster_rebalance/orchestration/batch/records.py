@@ -11,38 +11,34 @@ from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import (
-    BrokerError,
     ConfigurationError,
     IllegalStateError,
     UndecodableError,
 )
-from dagster_rebalance.core.model.offsets import is_topic_name
+from dagster_rebalance.core.model.letters import Letter
+from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name, next_offset
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.decoding.batches import (
     UNDECODABLE,
     UNDECODABLE_PARTS,
-    RecordLetter,
     apply_policy,
     decode_columns,
-    letters_of,
     undecodable_text,
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
-from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.orchestration.batch.arrow_records import (
     MAX_CHUNK_BYTES,
     pyarrow,
     record_schema,
 )
+from dagster_rebalance.orchestration.batch.letters import as_bytes, letter_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
-    from typing_extensions import Self
 
-    from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.decoding.batches import OnUndecodable
     from dagster_rebalance.decoding.decoder import Decoder, OpenDecoder
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
@@ -79,11 +75,6 @@ def chunks(messages: Iterable[Message], most: int) -> Iterator[list[Message]]:
             chunk, size = [], 0
     if chunk:
         yield chunk
-
-
-def as_bytes(value: str | bytes | None) -> bytes | None:
-    """Return a key, value or header as bytes; the client's types also allow text."""
-    return value.encode() if isinstance(value, str) else value
 
 
 @dataclass(frozen=True)
@@ -137,11 +128,6 @@ class Decoding:
                 f"dead_letters={dead_letters!r} is a topic of the group, which would read its own "
                 "dead letters. Name another topic"
             )
-        elif dead_letters is not None and dead_letters == kafka.dead_letter_topic:
-            problem = (
-                f"dead_letters={dead_letters!r} is the topic for failed ranges, whose records have "
-                "another format. Name another topic"
-            )
         if problem is not None:
             raise ConfigurationError(problem)
         return cls(encodings, dead_letters, keep_undecodable)
@@ -184,81 +170,44 @@ def with_known_schemas(
 def decoded_messages(
     messages: Iterator[Message],
     decoders: Iterable[Decoder],
-    letters: Letters,
+    store: Callable[[list[Letter]], object] | None,
     *,
     keep_undecodable: bool,
 ) -> Iterator[DecodedMessage]:
-    """Yield messages with their keys, their values, or both decoded."""
+    """Yield messages with their keys, their values, or both decoded.
+
+    `store` stores the letters of undecodable records; without it, such a record raises.
+    """
     opened = [decoder.open(as_python=True) for decoder in decoders]
-    with letters:
-        for chunk in chunks(messages, _CHUNK):
-            good, bad = [], []
-            for message in chunk:
-                decoded = _decoded(message, opened)
-                if decoded.undecodable is None or keep_undecodable:
-                    good.append(decoded)
-                else:
-                    bad.append(_letter(message, decoded.undecodable))
-            letters.store(bad)
-            yield from good
+    for chunk in chunks(messages, _CHUNK):
+        good, bad = [], []
+        for message in chunk:
+            decoded = _decoded(message, opened)
+            if decoded.undecodable is None or keep_undecodable:
+                good.append(decoded)
+            elif store is None:
+                at = (message.topic() or "", message.partition() or 0, message.offset() or 0)
+                raise UndecodableError(undecodable_text(*at, decoded.undecodable))
+            else:
+                bad.append(letter_of(message, decoded.undecodable))
+        if store is not None:
+            store(bad)
+        yield from good
 
 
 def decoded_batches(
     batches: Iterable[Any],
     decoders: Iterable[Decoder],
-    letters: Letters,
+    store: Callable[[list[Letter]], object] | None,
     on_undecodable: OnUndecodable,
 ) -> Iterator[Any]:
     """Yield record batches with their keys, their values, or both decoded."""
     opened = [decoder.open() for decoder in decoders]
-    with letters:
-        for batch in batches:
-            columns, reasons = decode_columns(batch, opened)
-            if on_undecodable == "drop":
-                letters.store(letters_of(batch, reasons))
-            yield apply_policy(batch, columns, reasons, on_undecodable)
-
-
-class Letters:
-    """Stores dead letters of undecodable records; connects for the first dead letter.
-
-    Without a `topic`, an undecodable record fails the batch. Without `kafka`, as in a test of an
-    asset, nothing is stored.
-    """
-
-    def __init__(self, kafka: KafkaConsumerResource | None, topic: str | None) -> None:
-        self._kafka = kafka
-        self._topic = topic
-        self._producer: DeadLetterProducer | None = None
-
-    def store(self, letters: Sequence[RecordLetter]) -> None:
-        """Store dead letters, and wait for their acknowledgement."""
-        if not letters:
-            return
-        if self._topic is None:
-            first = letters[0]
-            msg = undecodable_text(first.topic, first.partition, first.offset, first.reason)
-            raise UndecodableError(msg)
-        if self._kafka is None:
-            return
-        if self._producer is None:
-            self._producer = DeadLetterProducer(self._kafka.consumer_config(), self._topic)
-        self._producer.store(letters)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._producer is not None:
-            self._producer.close()
-
-
-def check_letter_topic(kafka: KafkaConsumerResource, topic: str) -> None:
-    """Check that the dead-letter topic exists, before Spark waits for it."""
-    with kafka.connect() as consumer:
-        if not consumer.partitions_for(topic):
-            msg = f"the topic {topic} for dead letters does not exist: create it"
-            raise BrokerError(msg)
+    for batch in batches:
+        columns, reasons = decode_columns(batch, opened)
+        if store is not None:
+            store(_letters_of(batch, reasons))
+        yield apply_policy(batch, columns, reasons, on_undecodable)
 
 
 def _decoded(message: Message, opened: Iterable[OpenDecoder]) -> DecodedMessage:
@@ -273,19 +222,26 @@ def _decoded(message: Message, opened: Iterable[OpenDecoder]) -> DecodedMessage:
     return DecodedMessage(message, **parts, undecodable="; ".join(filter(None, reasons)) or None)
 
 
-def _letter(message: Message, reason: str) -> RecordLetter:
-    kind, at_ms = message.timestamp()
-    headers: Any = message.headers() or ()
-    return RecordLetter(
-        topic=message.topic() or "",
-        partition=message.partition() or 0,
-        offset=message.offset() or 0,
-        timestamp_ms=at_ms if kind else None,
-        reason=reason,
-        key=as_bytes(message.key()),
-        value=as_bytes(message.value()),
-        headers=tuple((name, as_bytes(value)) for name, value in headers),
-    )
+def _letters_of(batch: Any, reasons: Sequence[str | None]) -> list[Letter]:  # noqa: ANN401 - pyarrow has no types
+    """Return the letters of the undecodable records of a batch with undecoded columns."""
+    bad = [at for at, reason in enumerate(reasons) if reason is not None]
+    if not bad:
+        return []
+    rows = batch.take(pyarrow().array(bad))
+    # As numbers: a timestamp may be after the last year that Python supports.
+    times = rows.column("timestamp").cast("int64").to_pylist()
+    names = ["topic", "partition", "offset", "key", "value", "headers"]
+    return [
+        Letter(
+            OffsetRange(row["topic"], row["partition"], row["offset"], next_offset(row["offset"])),
+            str(reasons[at]),
+            row["value"],
+            record_key=row["key"],
+            headers=tuple((one["key"], one["value"]) for one in row["headers"] or ()),
+            timestamp_ms=None if micros is None else micros // 1000,
+        )
+        for at, micros, row in zip(bad, times, rows.select(names).to_pylist(), strict=True)
+    ]
 
 
 class GivenMessages:

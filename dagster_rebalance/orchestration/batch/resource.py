@@ -7,9 +7,9 @@ with the reason.
 
 # No `from __future__ import annotations` here: Dagster recognizes a nested resource by its
 # evaluated annotation.
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -19,31 +19,51 @@ from typing_extensions import Self
 
 from dagster_rebalance.core.batches.pipes_payload import SentBatch
 from dagster_rebalance.core.model.directives import in_force
-from dagster_rebalance.core.model.errors import BatchRefusedError, BrokerError, IllegalStateError
+from dagster_rebalance.core.model.errors import (
+    BatchRefusedError,
+    BrokerError,
+    ConfigurationError,
+    IllegalStateError,
+)
+from dagster_rebalance.core.model.letters import Letter, LetterStamp
 from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
 from dagster_rebalance.core.runs.rerun_batch import rerun_of
 from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
 from dagster_rebalance.kafka.client.settings import isolation_level
 from dagster_rebalance.kafka.reading.range_reader import DEFAULT_TIMEOUT_S, RangeReader
 from dagster_rebalance.orchestration.batch.arrow_records import pyarrow, record_batches
+from dagster_rebalance.orchestration.batch.letters import (
+    BatchLetters,
+    LetterProducers,
+    Position,
+    check_columns,
+    checked,
+    letters_at,
+    letters_to_set_aside,
+    offset_check,
+    positions_in,
+    with_reasons,
+)
 from dagster_rebalance.orchestration.batch.records import (
     DecodedMessage,
     Decoding,
     GivenMessages,
-    Letters,
-    check_letter_topic,
     decoded_batches,
     decoded_messages,
     decoded_schema,
     with_known_schemas,
 )
-from dagster_rebalance.orchestration.resources.hardcoded_secrets import check_no_secrets
+from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
+    check_no_secrets,
+    without_secrets,
+)
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.registry import Encoding
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions, isolate_forks
 from dagster_rebalance.orchestration.storage.dynamic_partitions import DirectiveStore, RerunStore
+from dagster_rebalance.orchestration.storage.failure_notes import text_of_error
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.range_owners import RangeOwners
 from dagster_rebalance.orchestration.storage.run_tags import (
@@ -51,7 +71,9 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     MAX_REFUSAL_CHARACTERS,
     REFUSAL_TAG,
     REFUSED_TAG,
+    SET_ASIDE_TAG,
     RunEvent,
+    attempt_of,
     format_range,
     parse_ranges,
     record_run_event,
@@ -63,7 +85,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_rebalance.core.model.commands import Claimed
-    from dagster_rebalance.decoding.decoder import Decoder
 
 
 _BATCHES_KEPT = 4
@@ -73,6 +94,24 @@ _BATCHES_KEPT = 4
 def _parsed(texts: tuple[str, ...]) -> Mapping[OffsetRange, None]:
     """Return the ranges of a batch, in order: an asset may ask for each of a thousand ranges."""
     return dict.fromkeys(parse_ranges(texts))
+
+
+def _has_columns(records: object) -> bool:
+    return type(records).__module__.startswith(("pyarrow", "pyspark")) and hasattr(
+        records, "schema"
+    )
+
+
+def _is_spark(rows: object) -> bool:
+    return type(rows).__module__.startswith("pyspark")
+
+
+def _spark_positions(
+    frame: "DataFrame", error: str | None
+) -> list[tuple[str, int, int, str | None]]:
+    from dagster_rebalance.spark.set_aside import positions_in as positions_in_frame
+
+    return positions_in_frame(frame, error)
 
 
 class HasSparkSession(Protocol):
@@ -104,6 +143,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     _reader: RangeReader | None = PrivateAttr(default=None)
     _spark_clients: str = PrivateAttr(default="")
     _interruptions: Interruptions | None = PrivateAttr(default=None)
+    _letters: BatchLetters | None = PrivateAttr(default=None)
 
     @classmethod
     def for_testing(
@@ -121,7 +161,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             ranges: The offsets that the asset must process.
             messages: The records that `messages`, `dataframe` and the decoding methods return, in
                 the order of a real batch. Each must be in one of the ranges. Without messages,
-                these methods raise. Dead letters are not stored.
+                these methods raise. Letters are not stored, but collected in `letters`.
             batch_id: The id of the batch.
 
         Raises:
@@ -129,6 +169,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         own = tuple(ranges)
         given = GivenMessages(own, messages)
+        collected: dict[str, Letter] = {}
 
         # Dagster copies a resource by its fields, which cannot hold messages, and its class.
         class BatchForTesting(KafkaBatch):
@@ -148,11 +189,22 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             ) -> "DataFrame":
                 return given.dataframe(spark.spark_session, self.chosen(ranges), options)
 
-            def _write_letters(self, *_: object) -> None:
-                """Write nothing: there is no Kafka."""
+            @property
+            def letters(self) -> tuple[Letter, ...]:
+                return tuple(collected.values())
 
-            def _letters(self, topic: str | None) -> Letters:
-                return Letters(None, topic)
+            @property
+            def set_aside_records(self) -> int:
+                return len(collected)
+
+            @property
+            def _letter_topic(self) -> str:
+                return ""
+
+            def _store(self, letters: Iterable[Letter], topic: str) -> int:  # noqa: ARG002 - there is no Kafka
+                given_letters = {letter.key: letter for letter in letters}
+                collected.update(given_letters)
+                return len(given_letters)
 
             # Without the start check.
             yield_for_execution = dg.ConfigurableResource.yield_for_execution
@@ -195,6 +247,11 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     def records(self) -> int:
         """The number of offsets in the ranges. Compaction and transactions leave fewer records."""
         return sum(len(range_) for range_ in self.offset_ranges)
+
+    @property
+    def set_aside_records(self) -> int:
+        """The number of records that were set aside so far, also by an earlier attempt."""
+        return 0 if self._letters is None else self._letters.count
 
     def dataframe(
         self,
@@ -262,8 +319,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 `registry.json_schema()` of a `SchemaRegistryResource`, or `plain_json(schema)`.
             key: The encoding of keys.
             dead_letters: A topic for undecodable records. They are stored there before this method
-                returns, and are not in the DataFrame. A retried batch stores them again
-                with the same keys, `<topic>-<partition>-<offset>`.
+                returns, and are not in the DataFrame.
             keep_undecodable: Return undecodable records, too, instead of failing. Their column
                 `undecodable` has the reason, the key and the value; it is null in all other rows.
             ranges: See `dataframe`.
@@ -288,7 +344,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         framed = [decoder.part for decoder in decoders if decoder.format != "plain_json"]
         decoders = with_known_schemas(decoders, in_spark.schema_ids(frame, framed))
         if dead_letters is not None and wanted:
-            self._write_letters(spark, frame, decoders, dead_letters)
+            found = in_spark.undecodable_records(frame, decoders)
+            self._store(letters_at(found, self._read_again), dead_letters)
         return in_spark.decoded_frame(frame, decoders, decoding.on_undecodable)
 
     def messages(
@@ -332,20 +389,106 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         named = frozenset(topic for topic in self.kafka.topics if is_topic_name(topic))
         return frozenset(range_.topic for range_ in wanted) or named - own or own
 
-    def _write_letters(
-        self,
-        spark: HasSparkSession,
-        frame: "DataFrame",
-        decoders: "Sequence[Decoder]",
-        topic: str,
-    ) -> None:
-        from dagster_rebalance.spark.decoded_frame import write_letters
+    def _read_again(self, ranges: Sequence[OffsetRange]) -> Iterator["Message"]:
+        return chain.from_iterable(self._read(ranges, DEFAULT_TIMEOUT_S))
 
-        check_letter_topic(self.kafka, topic)
-        write_letters(frame, decoders, topic, self._spark_options(spark))
+    @property
+    def letters(self) -> tuple[Letter, ...]:
+        """The letters that a batch of `for_testing` would have stored. Other batches keep none."""
+        return ()
 
-    def _letters(self, topic: str | None) -> Letters:
-        return Letters(self.kafka, topic)
+    def _store(self, letters: Iterable[Letter], topic: str) -> int:
+        if self._letters is None:  # outside of a run
+            self.store_letters_by(LetterProducers(self.kafka))
+        return self._letters.store(letters, topic)  # type: ignore[union-attr]
+
+    def set_aside(self, records: object, error: BaseException | str) -> int:
+        """Store records that the asset does not process in `dead_letter_topic`.
+
+        When this method returns, all in-sync replicas have the letters. The offsets of the batch
+        are committed later. A repeated batch stores no second letter for a record.
+
+        Args:
+            records: A message of `messages` or `decoded_messages`, an iterable of them, a pyarrow
+                `Table` or `RecordBatch` with the columns `topic`, `partition` and `offset` of
+                `arrow`, or a Spark DataFrame with these columns of `dataframe` or `decoded`.
+            error: The reason: an exception or a text. For rows, an exception, or the name of the
+                column with the reasons.
+
+        Returns:
+            The number of records.
+
+        Raises:
+            BrokerError: A letter could not be stored, or Kafka no longer has one of the records.
+            ConfigurationError: The group has no `dead_letter_topic`.
+            IllegalStateError: A record is not in the batch, or a column is missing.
+        """
+        topic, check = self._letter_topic, offset_check(self.offset_ranges, self.batch_id)
+        column = error if isinstance(error, str) else None
+        reason = error if isinstance(error, str) else self._reason_of(error)
+        if not _has_columns(records):
+            letters = letters_to_set_aside(records, reason)
+            return self._store(checked(letters, check), topic)
+        rows: Any = records
+        check_columns(rows.schema.names, column)
+        found = _spark_positions(rows, column) if _is_spark(rows) else positions_in(rows, column)
+        return self._set_aside_at(with_reasons(found, None if column else reason), topic)
+
+    def good_rows(self, rows: Any, *, error: str) -> Any:  # noqa: ANN401 - a DataFrame or an Arrow table
+        """Set aside the rows that have a reason, and return the other rows without this column.
+
+        Spark caches a DataFrame until the batch has ended, and computes it once. With Spark Connect
+        it is computed twice.
+
+        Args:
+            rows: As `records` of `set_aside`: a DataFrame, a `Table` or a `RecordBatch`.
+            error: The column with the reasons. It is null in good rows.
+
+        Raises:
+            BrokerError: See `set_aside`.
+            ConfigurationError: See `set_aside`.
+            IllegalStateError: See `set_aside`.
+        """
+        topic = self._letter_topic
+        if not _has_columns(rows):
+            msg = (
+                f"good_rows takes a DataFrame or an Arrow table, not a {type(rows).__name__}: set "
+                "aside single records with kafka_batch.set_aside"
+            )
+            raise IllegalStateError(msg)
+        check_columns(rows.schema.names, error)
+        if _is_spark(rows):
+            from dagster_rebalance.spark.set_aside import split
+
+            good, found = split(rows, error, self.batch_id)
+        else:
+            is_bad = rows.column(error).is_valid()
+            found = positions_in(rows.filter(is_bad), error)
+            kept = [name for name in rows.schema.names if name != error]
+            good = rows.filter(rows.column(error).is_null()).select(kept)
+        self._set_aside_at(with_reasons(found, None), topic)
+        return good
+
+    def _set_aside_at(self, positions: Iterable[Position], topic: str) -> int:
+        check = offset_check(self.offset_ranges, self.batch_id)
+        wanted = list(positions)
+        for position in wanted:
+            check(*position[:3])
+        return self._store(letters_at(wanted, self._read_again), topic)
+
+    @property
+    def _letter_topic(self) -> str:
+        topic = self.kafka.dead_letter_topic
+        if topic is None:
+            msg = (
+                f"group {self.kafka.group_id} has no dead_letter_topic for records that are set "
+                "aside: create a topic, and name it as dead_letter_topic of the Kafka resource"
+            )
+            raise ConfigurationError(msg)
+        return topic
+
+    def _reason_of(self, error: BaseException) -> str:
+        return without_secrets(text_of_error(error), self.kafka)
 
     def decoded_messages(
         self,
@@ -372,8 +515,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         wanted = self.chosen(ranges)
         messages = self.messages(wanted, timeout_s=timeout_s)
         decoders = decoding.decoders(self._topics(wanted))
-        letters = self._letters(dead_letters)
-        return decoded_messages(messages, decoders, letters, keep_undecodable=keep_undecodable)
+        store = None if dead_letters is None else partial(self._store, topic=dead_letters)
+        return decoded_messages(messages, decoders, store, keep_undecodable=keep_undecodable)
 
     def arrow(
         self,
@@ -406,8 +549,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         schema = decoded_schema(decoders, keeps_undecodable=keep_undecodable)
         batches = record_batches(self._read(wanted, timeout_s), wanted)
         if decoding.encodings:
-            letters = self._letters(dead_letters)
-            batches = decoded_batches(batches, decoders, letters, decoding.on_undecodable)
+            store = None if dead_letters is None else partial(self._store, topic=dead_letters)
+            batches = decoded_batches(batches, decoders, store, decoding.on_undecodable)
         return pyarrow().RecordBatchReader.from_batches(schema, batches)
 
     def chosen(self, ranges: OffsetRange | Iterable[OffsetRange] | None) -> tuple[OffsetRange, ...]:
@@ -437,6 +580,38 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         self._reader = reader
         self._spark_clients = spark_clients
+        return self
+
+    def store_letters_by(
+        self,
+        producers: LetterProducers,
+        *,
+        run_id: str = "",
+        attempt: int = 1,
+        is_repeat: bool = True,
+        on_first: Callable[[], None] = lambda: None,
+    ) -> Self:
+        """Set the producers of letters, and the attempt that stores them. Return the batch.
+
+        Args:
+            producers: The producers of the run.
+            run_id: The run.
+            attempt: The number of the attempt, from 1.
+            is_repeat: Whether an earlier attempt may have stored letters of the batch.
+            on_first: Is called before the first letter is stored.
+        """
+        if self._reader is None:
+            self._reader = self.kafka.reader()
+        stamp = partial(LetterStamp, self.kafka.group_id, self.batch_id, run_id, attempt)
+        self._letters = BatchLetters(
+            producers,
+            self._reader,
+            self.offset_ranges,
+            stamp,
+            is_repeat=is_repeat,
+            limit=self.kafka.letter_limit(),
+            on_first=on_first,
+        )
         return self
 
     def pipes_extras(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -480,6 +655,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             ),
             "offsets": self.records,
         }
+        if self.set_aside_records:
+            shown["set_aside"] = self.set_aside_records
         return shown if row_count is None else {**shown, "dagster/row_count": row_count}
 
     @contextmanager
@@ -517,9 +694,25 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             RangeOwners(instance).erase(run.run_id, self._claims)
             self._refuse(instance, run, why_not)
         self._interruptions = Interruptions()
-        with heartbeat, isolate_forks(instance), closing(self.kafka.reader()) as reader:
-            yield self.read_by(reader)
+        with (
+            heartbeat,
+            isolate_forks(instance),
+            closing(self.kafka.reader()) as reader,
+            closing(LetterProducers(self.kafka)) as producers,
+        ):
+            self.read_by(reader).store_letters_by(
+                producers,
+                run_id=run.run_id,
+                attempt=attempt_of(run),
+                on_first=partial(self._mark_set_aside, instance, run.run_id),
+            )
+            yield self
             self._interruptions.check(run.run_id)
+
+    def _mark_set_aside(self, instance: dg.DagsterInstance, run_id: str) -> None:
+        """Record that a rerun did not process all of its records."""
+        if self.is_rerun:
+            instance.add_run_tags(run_id, {SET_ASIDE_TAG: run_id})
 
     def _refuse(self, instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> NoReturn:
         record_run_event(instance, run, RunEvent.REFUSED)

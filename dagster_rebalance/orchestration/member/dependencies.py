@@ -61,6 +61,7 @@ class MemberDependencies:
         lag_limit: The limit of the check `lag_within`.
         wall_clock: Seconds since 1970, comparable with the timestamps of records.
         meter: Measures member events; None without OpenTelemetry.
+        dead_letter_topic: The topic for set-aside records, which must exist.
     """
 
     consumer: RebalanceAwareConsumer
@@ -77,3 +78,4 @@ class MemberDependencies:
     wall_clock: Callable[[], float] = time.time
     log: MemberLog = field(default_factory=MemberLog)
     meter: MeterPort | None = None
+    dead_letter_topic: str | None = None

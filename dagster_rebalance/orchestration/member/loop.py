@@ -184,7 +184,7 @@ class MemberLoop:
             self._check_readable(others)
 
     def _check_dead_letter_topic(self) -> None:
-        topic = self._engine.settings.dead_letter_topic
+        topic = self.dependencies.dead_letter_topic or self._engine.settings.dead_letter_topic
         if topic is not None and topic not in self._consumer.list_topics():
             msg = (
                 f"dead_letter_topic '{topic}' does not exist, or the principal may not see it: "

@@ -221,6 +221,7 @@ def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
                 catalogue=Catalogue(
                     instance, GroupAssets.of(kafka.group_id), host, public_settings(kafka)
                 ),
+                dead_letter_topic=kafka.dead_letter_topic,
                 topics=kafka.topics,
                 clock_with_suspension=process.boot_time_s,
                 lag_limit=lag_limit,

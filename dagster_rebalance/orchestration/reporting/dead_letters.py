@@ -1,6 +1,6 @@
-"""Dead letters: one JSON record per range whose attempts are exhausted, keyed by the range.
+"""Dead letters of ranges whose attempts are exhausted; `core/model/letters.py` has their format.
 
-A dead letter contains no records of the range: the records stay in their topic within its
+Such a letter contains no records of the range: the records stay in their topic within its
 retention. Other applications may write to the dead-letter topic, so a dead letter that you read
 from it must be verified.
 """
@@ -17,6 +17,7 @@ import dagster as dg
 
 from dagster_rebalance.core.model.errors import BatchRefusedError
 from dagster_rebalance.core.model.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.model.letters import Headers, Letter, LetterKind
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -36,7 +37,7 @@ MOST_ERROR_CHARACTERS = 8_000
 class Sender(Protocol):
     """The port to the producer, `kafka.producers.dead_letter_producer.DeadLetterProducer`."""
 
-    def send(self, key: str, value: str) -> None:
+    def send(self, key: str, value: bytes | None, headers: Headers) -> None:
         """Send a record, unless a record with the same key is in flight."""
 
     def deliveries(self) -> tuple[Delivery, ...]:
@@ -59,8 +60,7 @@ class DeadLetters:
     def store(self, letter: StoreDeadLetter, error: str) -> None:
         """Send a dead letter with the error of its last run, without waiting."""
         if not self.is_under_way(letter.range):
-            value = self._value(letter, error)
-            self._sender.send(letter.range.key, value)
+            self._sender.send(*self._letter(letter, error).record)
             self._under_way[letter.range.key] = letter  # only if `send` did not raise
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
@@ -78,20 +78,26 @@ class DeadLetters:
                 else DeadLetterStored(letter)
             )
 
-    def _value(self, letter: StoreDeadLetter, error: str) -> str:
-        range_ = letter.range
-        return json.dumps(
-            {
-                "topic": range_.topic,
-                "partition": range_.partition,
-                "start": range_.start,
-                "until": range_.until,
-                "group_id": self._group_id,
-                "batch_id": letter.batch_id,
-                "run_ids": list(letter.run_ids),
-                "error": error[:MOST_ERROR_CHARACTERS],
-                "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            }
+    def _letter(self, letter: StoreDeadLetter, error: str) -> Letter:
+        now = datetime.now(timezone.utc)
+        value = {
+            **letter.range.fields,
+            "group_id": self._group_id,
+            "batch_id": letter.batch_id,
+            "run_ids": list(letter.run_ids),
+            "error": error[:MOST_ERROR_CHARACTERS],
+            "time": now.isoformat(timespec="seconds"),
+        }
+        return Letter(
+            letter.range,
+            error,
+            json.dumps(value).encode(),
+            LetterKind.RANGE,
+            group_id=self._group_id,
+            batch_id=letter.batch_id,
+            run_id=letter.run_ids[-1],
+            attempt=len(letter.run_ids),
+            time_ms=int(now.timestamp() * 1000),
         )
 
 

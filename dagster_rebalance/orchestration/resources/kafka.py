@@ -24,6 +24,7 @@ from dagster_rebalance.core.batches.engine_settings import (
 )
 from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, wait_limits
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.letters import LetterLimit
 from dagster_rebalance.core.model.offsets import is_topic_name
 from dagster_rebalance.core.model.topics import StartTime, Topics, parse_start
 from dagster_rebalance.core.runs.liveness import Liveness
@@ -240,7 +241,13 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     dead_letter_topic: str | None = Field(
         default=None,
-        description="The topic of dead letters. It must exist.",
+        description="The topic of dead letters: of records that assets set aside, and with "
+        "on_failure=dead_letter of ranges. It must exist.",
+    )
+    max_dead_letters: str | None = Field(
+        default=None,
+        description="The dead letters of a partition within an hour beyond which it stops, such "
+        "as `100`, or `1%` of its records. Only with on_failure=pause.",
     )
     record_every_s: float | None = Field(
         default=None,
@@ -329,6 +336,15 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _check_start(cls, value: object) -> object:
         if isinstance(value, str) and not isinstance(value, dg.EnvVar):
             parse_start(value)
+        return value
+
+    @field_validator("max_dead_letters", mode="before")
+    @classmethod
+    def _check_letter_limit(cls, value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, str) and not isinstance(value, dg.EnvVar):
+            LetterLimit.parse(value)
         return value
 
     @field_validator("bootstrap_servers", mode="before")
@@ -460,9 +476,21 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return GroupAdmin(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def dead_letters(self) -> DeadLetterProducer | None:
-        """Return a producer for the dead-letter topic; None without such a topic."""
-        topic = self.dead_letter_topic
+        """Return a producer for the letters of failed ranges; None if they are not stored."""
+        topic = self._topic_of_failed_ranges
         return None if topic is None else DeadLetterProducer(self.consumer_config(), topic)
+
+    def letter_limit(self) -> LetterLimit | None:
+        """Return the limit of dead letters; None without one.
+
+        Raises:
+            ConfigurationError: `max_dead_letters` is neither a number nor a share.
+        """
+        return None if self.max_dead_letters is None else LetterLimit.parse(self.max_dead_letters)
+
+    @property
+    def _topic_of_failed_ranges(self) -> str | None:
+        return self.dead_letter_topic if self.on_failure == "dead_letter" else None
 
     def engine_settings(
         self, *, streams: bool = False, has_local_spark: bool = False
@@ -509,7 +537,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             claims_ahead=self.claim_ahead,
             max_attempts=self.max_attempts,
             backoff=RetryBackoff(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
-            dead_letter_topic=self.dead_letter_topic,
+            dead_letter_topic=self._topic_of_failed_ranges,
             start_from=parse_start(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             record_every_s=record_every_s,
@@ -566,11 +594,6 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 "on_failure='dead_letter' needs a dead_letter_topic: name one that exists and is "
                 "not read with this group"
             )
-        elif self.on_failure == "pause" and topic is not None:
-            problem = (
-                f"dead_letter_topic={topic!r} has no effect with on_failure='pause': remove it, or "
-                "set on_failure to 'dead_letter'"
-            )
         elif topic is not None and not is_topic_name(topic):
             problem = f"dead_letter_topic={topic[:249]!r} cannot be the name of a topic"
         elif topic is not None and topics.have(topic):
@@ -578,9 +601,15 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 f"dead_letter_topic={topic!r} is one of topics, or matches a pattern there: dead "
                 "letters would be read as input. Name another topic"
             )
+        elif self.on_failure == "dead_letter" and self.max_dead_letters is not None:
+            problem = (
+                "max_dead_letters stops a partition, and on_failure='dead_letter' would make its "
+                "whole range a dead letter instead: set on_failure to 'pause'"
+            )
         if problem is not None:
             msg = f"group {self.group_id}: {problem}"
             raise ConfigurationError(msg)
+        self.letter_limit()
 
 
 def _is_branch_deployment() -> bool:

@@ -70,6 +70,12 @@ def run_tags(batch_request: BatchRequest, group_id: str) -> dict[str, str]:
     }
 
 
+def attempt_of(run: dg.DagsterRun) -> int:
+    """Return the number of the attempt of a run that processes a batch, from 1."""
+    text = run.tags.get(ATTEMPT_TAG, "")
+    return int(text) if text.isascii() and text.isdecimal() else 1
+
+
 def rerun_tags(rerun: Rerun) -> dict[str, str]:
     """Return the additional tags of a run that belongs to a rerun."""
     return {RERUN_TAG: rerun.rerun_id, RERUN_BY_TAG: rerun.by, RERUN_REASON_TAG: rerun.reason}

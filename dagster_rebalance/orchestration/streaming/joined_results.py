@@ -116,6 +116,7 @@ class JoinedResults:
     def __init__(self, first: Result) -> None:
         self._newest = first
         self._batches = 0
+        self._set_aside = 0
         self._sums: dict[str, Number] = {}
         self.ranges = JoinedRanges()
         self.add(first)
@@ -124,6 +125,7 @@ class JoinedResults:
         """Add the result of the next batch."""
         self._newest = result
         self._batches += 1
+        self._set_aside += result.batch.set_aside_records
         self.ranges.add(result.batch.offset_ranges, number_of(result.batch.batch_id))
         for name, value in result.sums.items():
             self._sums[name] = self._sums.get(name, 0) + value
@@ -141,6 +143,8 @@ class JoinedResults:
             "joined": dg.MetadataValue.json({"ranges": self.ranges.packed()}),
             "offsets": self.ranges.offsets,
         }
+        if self._set_aside:
+            own["set_aside"] = self._set_aside
         return dg.AssetMaterialization(
             newest.spec.key,
             metadata={**own, **newest.metadata, **self._sums},

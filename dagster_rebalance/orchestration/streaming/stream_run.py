@@ -23,8 +23,9 @@ import dagster as dg
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.events import LeaveRequested
-from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids
+from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, batch_ids
 from dagster_rebalance.core.streaming.batch_tracker import ReaderReuse
+from dagster_rebalance.orchestration.batch.letters import LetterProducers
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies, MemberLog
 from dagster_rebalance.orchestration.member.loop import MemberLoop
@@ -142,6 +143,7 @@ class StreamRun:
         self._calls = calls
         self._spark = spark
         self._reader = kafka.reader()
+        self._letter_producers = LetterProducers(kafka)
         self._logs = ReaderReuse()
         self._run = context.run
         self._mailbox = Mailbox()
@@ -201,6 +203,7 @@ class StreamRun:
             signals.isolate_forks(instance),
             closing(self._reader),
             _rare_collections(),
+            closing(self._letter_producers),
         ):
             member = threading.Thread(
                 target=self._run_member, name=f"member of run {self._run.run_id}", daemon=True
@@ -253,9 +256,17 @@ class StreamRun:
     def _process(self, batch: BegunBatch, progress: Progress) -> None:
         ranges = [format_range(range_) for range_ in batch.ranges]
         generation = self._logs.advance(batch.logs)
-        given = KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges).read_by(
-            self._reader,
-            "" if generation is None else f"dagster-run-{self._run.run_id}-{generation}",
+        clients = "" if generation is None else f"dagster-run-{self._run.run_id}-{generation}"
+        parsed = StreamBatch.parse(batch.batch_id) or StreamBatch(self._run.run_id, 0)
+        given = (
+            KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges)
+            .read_by(self._reader, clients)
+            .store_letters_by(
+                self._letter_producers,
+                run_id=self._run.run_id,
+                attempt=parsed.attempt,
+                is_repeat=parsed.attempt > 1 or parsed.interruptions > 0,
+            )
         )
         outcome, error = BatchOutcome.INTERRUPTED, ""
         try:
@@ -473,6 +484,7 @@ class StreamRun:
                 work=self._work,
                 dead_letters=DeadLetters(producer, kafka.group_id) if producer else None,
                 catalogue=StreamCatalogue(instance, kafka, run),
+                dead_letter_topic=kafka.dead_letter_topic,
                 topics=kafka.topics,
                 lag_limit=self._lag_limit,
                 log=MemberLog(

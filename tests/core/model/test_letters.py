@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.letters import (
     MAX_REASON_CHARACTERS,
     Headers,
     Letter,
     LetterFold,
     LetterKind,
+    LetterLimit,
+    LetterStamp,
     LetterState,
     Malformed,
     Place,
@@ -62,6 +65,11 @@ def test_parsed_letter_is_the_stored_one(letter: Letter) -> None:
 def test_parsed_state_is_the_stored_one_and_its_value_is_not_null(change: StateChange) -> None:
     assert change.record.value == b""
     assert parse_record(*change.record) == change
+
+
+def test_stamp_names_the_attempt() -> None:
+    bare = replace(LETTER, group_id="", batch_id="", run_id="", attempt=None, time_ms=None)
+    assert bare.stamped(LetterStamp("orders", "b-1", "run1", 0, 2_000)) == LETTER
 
 
 def test_letter_headers_follow_those_of_the_record() -> None:
@@ -283,3 +291,24 @@ def test_fold_without_values_keeps_no_payload() -> None:
     slim.add(Place(0, 0), LETTER)
     bare = replace(LETTER, value=None, record_key=None, headers=())
     assert slim.entries[LETTER.key].letter == bare
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets", "allowed"),
+    [
+        ("100", 5, 100),
+        (" 1 ", 1_000_000, 1),
+        ("1%", 100_000, 1_000),
+        ("0.01%", 1_000_000, 100),
+        ("0.01%", 1, 10),
+        ("100%", 50, 50),
+    ],
+)
+def test_limit_is_a_number_or_a_share(text: str, offsets: int, allowed: int) -> None:
+    assert LetterLimit.parse(text).allowed(offsets) == allowed
+
+
+@pytest.mark.parametrize("text", ["", "0", "0%", "-1", "1.5", "101%", "x", "1 %%", "1e3", "\u0661"])
+def test_limit_that_is_neither_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="such as 100, or a share"):
+        LetterLimit.parse(text)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.batch import arrow_records
 from dagster_rebalance.orchestration.batch.arrow_records import record_batches, record_schema
-from dagster_rebalance.orchestration.batch.records import as_bytes
+from dagster_rebalance.orchestration.batch.letters import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -72,6 +72,7 @@ def resource(**settings: Any) -> EngineSettings:  # noqa: ANN401 - settings of a
         ({}, "on_lost", LossPolicy.LEAVE),
         ({"on_lost": "cancel"}, "on_lost", LossPolicy.CANCEL),
         ({}, "dead_letter_topic", None),
+        ({"dead_letter_topic": "for-set-aside-records"}, "dead_letter_topic", None),
         ({"on_failure": "dead_letter", "dead_letter_topic": "dead"}, "dead_letter_topic", "dead"),
     ],
 )
@@ -83,7 +84,10 @@ def test_policies_reach_the_engine(settings: dict[str, str], field: str, value: 
     ("settings", "words"),
     [
         ({"on_failure": "dead_letter"}, "needs a dead_letter_topic"),
-        ({"dead_letter_topic": "dead"}, "has no effect with on_failure='pause'"),
+        (
+            {"on_failure": "dead_letter", "dead_letter_topic": "dead", "max_dead_letters": 5},
+            "max_dead_letters stops a partition",
+        ),
         ({"on_failure": "dead_letter", "dead_letter_topic": "orders"}, "is one of topics"),
         (
             {"on_failure": "dead_letter", "dead_letter_topic": "dead", "topics": ["^d"]},

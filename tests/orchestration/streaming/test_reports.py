@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
+from confluent_kafka import Message
 
 from dagster_rebalance import KafkaBatch
 from dagster_rebalance.core.model.errors import ConfigurationError
@@ -74,13 +75,21 @@ class Ground:
             raise self.errors.pop()
         self.told.append(event)
 
-    def batch(self, *made: Any, held: tuple[int, ...] = (), fails: bool = False) -> None:  # noqa: ANN401 - of all kinds
+    def batch(
+        self,
+        *made: Any,  # noqa: ANN401 - of all kinds
+        held: tuple[int, ...] = (),
+        fails: bool = False,
+        set_aside: int = 0,
+    ) -> None:
         """Process the next ten offsets of a partition."""
         self.number += 1
         batch = KafkaBatch.for_testing(
             [span(0, self.offset, self.offset + 10)],
             batch_id=str(StreamBatch("run-1", self.number)),
         )
+        bad = range(self.offset, self.offset + set_aside)
+        batch.set_aside((Message(topic="orders", partition=0, offset=at) for at in bad), "late")
         self.reports.begin()
         for one in made:
             self.reports.failed_of(self.reports.add(one, batch))
@@ -249,6 +258,14 @@ def test_row_count_of_an_asset_that_declares_no_sums_is_added_up() -> None:
     ground.reports.write()
     newest = ground.shown(TOTALS)[-1]
     assert (newest["dagster/row_count"], newest["rows"]) == (9, 5)
+
+
+def test_set_aside_records_are_added_up() -> None:
+    ground = Ground()
+    for number in (0, 2, 0, 3, 0):
+        ground.batch(rows(1), set_aside=number)
+    ground.reports.write()
+    assert [said.get("set_aside") for said in ground.shown()] == [None, 5]
 
 
 @pytest.mark.parametrize("sizes", [(10, 10, 7), (7, 10, 10), (10, 7, 10)])

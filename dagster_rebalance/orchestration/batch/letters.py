@@ -1,0 +1,432 @@
+"""The letters of the records that a batch sets aside.
+
+A letter counts as stored when all in-sync replicas of the dead-letter topic have it. A batch may
+process a range that an earlier attempt has processed. It then reads the letters of its partitions
+from the topic first, and stores no second letter for a record.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, cast
+
+from dagster_rebalance.core.model.errors import (
+    BrokerError,
+    IllegalStateError,
+    TooManyLettersError,
+)
+from dagster_rebalance.core.model.letters import (
+    LIMIT_WINDOW_MS,
+    Letter,
+    LetterFold,
+    LetterState,
+    Place,
+    parse_record,
+)
+from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
+from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from confluent_kafka import Message
+
+    from dagster_rebalance.core.model.letters import (
+        LetterLimit,
+        LetterStamp,
+        Malformed,
+        StateChange,
+    )
+    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.kafka.reading.range_reader import RangeReader
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+
+Position = tuple[str, int, int, str]
+"""Topic, partition and offset of a record, and the reason why it is set aside."""
+
+POSITION_COLUMNS = ("topic", "partition", "offset")
+_CHUNK = 500
+"""Letters that are stored together."""
+_CLOCK_MARGIN_MS = 2 * 3600 * 1000
+"""A letter is stored after its record. By default, Kafka accepts timestamps of producers up to one
+hour ahead of the broker's clock."""
+_MAX_GAP = 1_000
+"""Offsets between two set-aside records up to which one read is cheaper than two."""
+
+
+class LetterProducers:
+    """The producers of one run, one per dead-letter topic, created for the first letter.
+
+    Attributes:
+        recent: The letters of the last hour by topic, if their number is limited.
+    """
+
+    def __init__(self, kafka: KafkaConsumerResource) -> None:
+        self._kafka = kafka
+        self.recent: dict[str, RecentLetters] = {}
+        self._producers: dict[tuple[int, str], DeadLetterProducer] = {}
+
+    def of(self, topic: str) -> DeadLetterProducer:
+        """Return the producer of a topic."""
+        key = (os.getpid(), topic)  # a forked child has the client of its parent without threads
+        if key not in self._producers:
+            self._producers[key] = DeadLetterProducer(self._kafka.consumer_config(), topic)
+        return self._producers[key]
+
+    def close(self) -> None:
+        """Close all producers of this process."""
+        for pid, topic in list(self._producers):
+            if pid == os.getpid():
+                self._producers.pop((pid, topic)).close()
+
+
+class RecentLetters:
+    """The open letters of a group in one topic within the last hour."""
+
+    def __init__(self, group_id: str) -> None:
+        self._group_id = group_id
+        self._times: dict[TopicPartition, dict[int, int]] = {}
+
+    def read(self, reader: RangeReader, topic: str, now_ms: int) -> None:
+        """Read the letters from the topic."""
+        fold = LetterFold(keeps_values=False)
+        for place, found in _parsed(reader, topic, now_ms - LIMIT_WINDOW_MS):
+            fold.add(place, found)
+        self._times = {}
+        self.add(
+            entry.letter
+            for entry in fold.in_state(LetterState.OPEN)
+            if entry.letter is not None and entry.letter.group_id == self._group_id
+        )
+
+    def add(self, letters: Iterable[Letter]) -> None:
+        """Add letters that were stored."""
+        for letter in letters:
+            of_partition = self._times.setdefault(letter.range.topic_partition, {})
+            of_partition[letter.range.start] = letter.time_ms or 0
+
+    def offsets(self, partition: TopicPartition, now_ms: int) -> frozenset[int]:
+        """Return the offsets of a partition with letters within the last hour."""
+        kept = {
+            offset: at
+            for offset, at in self._times.get(partition, {}).items()
+            if at > now_ms - LIMIT_WINDOW_MS
+        }
+        self._times[partition] = kept
+        return frozenset(kept)
+
+
+def _parsed(
+    reader: RangeReader,
+    topic: str,
+    since_ms: int | None,
+    wanted: Callable[[bytes], bool] = lambda _: True,
+) -> Iterator[tuple[Place, Letter | StateChange | Malformed]]:
+    """Yield the records of a dead-letter topic whose keys are wanted."""
+    bound = None if since_ms is None or since_ms < 0 else since_ms
+    for message in chain.from_iterable(reader.read_topic(topic, since_ms=bound)):
+        key = as_bytes(message.key()) or b""
+        if wanted(key):
+            headers: Any = message.headers()
+            place = Place(message.partition() or 0, message.offset() or 0)
+            yield place, parse_record(key, message.value(), headers)
+
+
+class BatchLetters:
+    """Stores the letters of one batch. Thread-safe.
+
+    Args:
+        producers: The producers of the run.
+        reader: Reads the dead-letter topic.
+        ranges: The ranges of the batch.
+        stamp: Returns the origin of letters that are stored now.
+        is_repeat: Whether an earlier attempt may have stored letters of the batch.
+        limit: The limit of letters per partition.
+        on_first: Is called before the first letter is stored.
+    """
+
+    def __init__(
+        self,
+        producers: LetterProducers,
+        reader: RangeReader,
+        ranges: Iterable[OffsetRange],
+        stamp: Callable[[int], LetterStamp],
+        *,
+        is_repeat: bool,
+        limit: LetterLimit | None = None,
+        on_first: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._producers = producers
+        self._reader = reader
+        self._ranges: dict[TopicPartition, list[OffsetRange]] = {}
+        for range_ in ranges:
+            self._ranges.setdefault(range_.topic_partition, []).append(range_)
+        self._limit = limit
+        self._stamp = stamp
+        self._is_repeat = is_repeat
+        self._on_first = on_first
+        self._stored: dict[str, set[str]] = {}
+        self._known: dict[str, _KnownLetters] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def count(self) -> int:
+        """The number of set-aside records."""
+        return sum(map(len, self._stored.values()))
+
+    def store(self, letters: Iterable[Letter], topic: str) -> int:
+        """Store letters, and return their number after all of them are stored."""
+        number = 0
+        given = iter(letters)
+        while chunk := list(islice(given, _CHUNK)):
+            number += len(chunk)
+            with self._lock:
+                self._store(chunk, topic)
+        return number
+
+    def _store(self, chunk: Sequence[Letter], topic: str) -> None:
+        if not self._stored:
+            self._on_first()
+        stored = self._stored.setdefault(topic, set())
+        new = {letter.key: letter for letter in chunk if letter.key not in stored}
+        known = self._known_keys(new.values(), topic) if self._is_repeat else frozenset()
+        stamp = self._stamp(int(time.time() * 1000))
+        stamped = [letter.stamped(stamp) for key, letter in new.items() if key not in known]
+        recent = self._checked(stamped, topic, stamp)
+        self._producers.of(topic).store(letter.record for letter in stamped)
+        if recent is not None:
+            recent.add(stamped)
+        stored.update(new)
+
+    def _checked(
+        self, letters: Sequence[Letter], topic: str, stamp: LetterStamp
+    ) -> RecentLetters | None:
+        """Check the limit, and return the recent letters if there is one."""
+        if self._limit is None or not letters:
+            return None
+        recent = self._producers.recent.get(topic)
+        is_new = recent is None
+        if recent is None:
+            recent = self._producers.recent[topic] = RecentLetters(stamp.group_id)
+            recent.read(self._reader, topic, stamp.time_ms)
+        problem = self._why_too_many(letters, recent, self._limit, stamp.time_ms)
+        if problem and not is_new:  # an operator may have closed letters
+            recent.read(self._reader, topic, stamp.time_ms)
+            problem = self._why_too_many(letters, recent, self._limit, stamp.time_ms)
+        if problem:
+            raise TooManyLettersError(problem)
+        return recent
+
+    def _why_too_many(
+        self, letters: Iterable[Letter], recent: RecentLetters, limit: LetterLimit, now_ms: int
+    ) -> str | None:
+        new: dict[TopicPartition, set[int]] = {}
+        for letter in letters:
+            new.setdefault(letter.range.topic_partition, set()).add(letter.range.start)
+        for partition, offsets in new.items():
+            found = recent.offsets(partition, now_ms) | offsets
+            ranges = self._ranges[partition]
+            first = min(*(range_.start for range_ in ranges), *found)
+            allowed = limit.allowed(max(range_.until for range_ in ranges) - first)
+            if len(found) > allowed:
+                return (
+                    f"{partition} would have {len(found)} dead letters within an hour, and "
+                    f"max_dead_letters allows {allowed}: its producers or the code may have "
+                    "changed. Mend them, or raise max_dead_letters. Then use dagster-rebalance "
+                    "retry, or wait for the next attempt"
+                )
+        return None
+
+    def _known_keys(self, new: Iterable[Letter], topic: str) -> frozenset[str]:
+        times = [letter.timestamp_ms for letter in new]
+        if not times:
+            return frozenset()
+        known_times = [at for at in times if at is not None]
+        since_ms = min(known_times) - _CLOCK_MARGIN_MS if len(known_times) == len(times) else None
+        known = self._known.get(topic)
+        if known is None or not known.covers(since_ms):
+            # Records of very different age: the second read is of the whole topic.
+            bound = None if known else since_ms
+            known = self._known[topic] = _KnownLetters(bound, self._read(topic, bound))
+        return known.keys
+
+    def _read(self, topic: str, since_ms: int | None) -> frozenset[str]:
+        """Return the keys of the batch's letters that are open or discarded."""
+        origins = {f"{partition}".encode() for partition in self._ranges}
+        fold = LetterFold(keeps_values=False)
+        for place, found in _parsed(
+            self._reader, topic, since_ms, lambda key: key.rpartition(b"-")[0] in origins
+        ):
+            fold.add(place, found)
+        return frozenset(
+            entry.letter.key
+            for entry in fold.in_state(LetterState.OPEN, LetterState.DISCARDED)
+            if entry.letter is not None
+        )
+
+
+class _KnownLetters:
+    def __init__(self, since_ms: int | None, keys: frozenset[str]) -> None:
+        self._since_ms = since_ms
+        self.keys = keys
+
+    def covers(self, since_ms: int | None) -> bool:
+        """Whether all letters since a time were read."""
+        return self._since_ms is None or (since_ms is not None and since_ms >= self._since_ms)
+
+
+def as_bytes(value: str | bytes | None) -> bytes | None:
+    """Return a key, value or header as bytes; the client's types also allow text."""
+    return value.encode() if isinstance(value, str) else value
+
+
+def letter_of(message: Message, reason: str) -> Letter:
+    """Return the letter of a message."""
+    kind, at_ms = message.timestamp()
+    headers: Any = message.headers() or ()
+    offset = message.offset() or 0
+    return Letter(
+        OffsetRange(message.topic() or "", message.partition() or 0, offset, next_offset(offset)),
+        reason,
+        as_bytes(message.value()),
+        record_key=as_bytes(message.key()),
+        headers=tuple((name, as_bytes(value)) for name, value in headers),
+        timestamp_ms=at_ms if kind else None,
+    )
+
+
+def letters_at(
+    positions: Iterable[Position], read: Callable[[Sequence[OffsetRange]], Iterable[Message]]
+) -> Iterator[Letter]:
+    """Read records again, and yield their letters: columns may have other values than the record.
+
+    Raises:
+        BrokerError: Kafka no longer has one of the records.
+    """
+    reasons = {(topic, number, offset): reason for topic, number, offset, reason in positions}
+    ranges = list(_spans(sorted(reasons)))
+    for message in read(ranges) if ranges else ():
+        position = (message.topic() or "", message.partition() or 0, message.offset() or 0)
+        reason = reasons.pop(position, None)
+        if reason is not None:
+            yield letter_of(message, reason)
+    if reasons:
+        topic, number, offset = next(iter(reasons))
+        msg = (
+            f"the record at {topic}-{number} offset {offset} was to be set aside, and Kafka does "
+            "not have it: compaction has deleted it, or there never was one. Nothing was committed"
+        )
+        raise BrokerError(msg)
+
+
+def _spans(positions: Iterable[tuple[str, int, int]]) -> Iterator[OffsetRange]:
+    """Yield ranges that contain all positions, which are in order."""
+    span: OffsetRange | None = None
+    for topic, number, offset in positions:
+        following = OffsetRange(topic, number, offset, next_offset(offset))
+        if (
+            span is not None
+            and span.topic_partition == following.topic_partition
+            and offset - span.until <= _MAX_GAP
+        ):
+            span = OffsetRange(topic, number, span.start, following.until)
+            continue
+        if span is not None:
+            yield span
+        span = following
+    if span is not None:
+        yield span
+
+
+def letters_to_set_aside(records: object, reason: str) -> Iterator[Letter]:
+    """Yield the letters of messages, of decoded messages, or of an iterable of either."""
+    message = getattr(records, "message", records)
+    if callable(getattr(message, "offset", None)):
+        yield letter_of(cast("Message", message), reason)
+    elif isinstance(records, Iterable) and not isinstance(records, str | bytes | Mapping):
+        for record in records:
+            yield from letters_to_set_aside(record, reason)
+    else:
+        msg = (
+            f"a {type(records).__name__} cannot be set aside: pass messages of "
+            "kafka_batch.messages() or decoded_messages(), rows of kafka_batch.arrow(), or a "
+            "DataFrame of kafka_batch.dataframe() or decoded()"
+        )
+        raise IllegalStateError(msg)
+
+
+def check_columns(names: Iterable[str], error: str | None) -> None:
+    """Check that rows have the columns of a position, and the column of the reasons.
+
+    Raises:
+        IllegalStateError: A column is missing.
+    """
+    wanted = [*POSITION_COLUMNS, *([] if error is None else [error])]
+    missing = [name for name in wanted if name not in set(names)]
+    if missing:
+        msg = (
+            f"rows cannot be set aside without the column {missing[0]!r}: keep the columns "
+            f"{', '.join(POSITION_COLUMNS)} of the batch, and pass the name of the column with the "
+            "reasons as error=, or an exception as the reason of all rows"
+        )
+        raise IllegalStateError(msg)
+
+
+def with_reasons(
+    positions: Iterable[tuple[str, int, int, str | None]], default: str | None
+) -> Iterator[Position]:
+    """Yield positions, each with its reason, or with the one for all rows.
+
+    Raises:
+        IllegalStateError: A row has no reason.
+    """
+    for topic, number, offset, given in positions:
+        reason = given if default is None else default
+        if reason is None:
+            msg = (
+                f"the row at {topic}-{number} offset {offset} has no reason: set aside only rows "
+                "with a reason, or use kafka_batch.good_rows"
+            )
+            raise IllegalStateError(msg)
+        yield topic, number, offset, reason
+
+
+def positions_in(rows: Any, error: str | None) -> list[tuple[str, int, int, str | None]]:  # noqa: ANN401 - pyarrow has no types
+    """Return the topic, partition, offset and reason of all rows of an Arrow table."""
+    columns = [rows.column(name).to_pylist() for name in POSITION_COLUMNS]
+    given = [None] * rows.num_rows if error is None else rows.column(error).to_pylist()
+    reasons = (None if one is None else str(one) for one in given)
+    return list(zip(*columns, reasons, strict=True))
+
+
+def checked(
+    letters: Iterable[Letter], check: Callable[[str | None, int | None, int | None], None]
+) -> Iterator[Letter]:
+    """Yield letters, each after a check that the batch has its offset."""
+    for letter in letters:
+        check(letter.range.topic, letter.range.partition, letter.range.start)
+        yield letter
+
+
+def offset_check(
+    ranges: Sequence[OffsetRange], batch_id: str
+) -> Callable[[str | None, int | None, int | None], None]:
+    """Return a function that raises if the batch does not have an offset."""
+    of_partition: dict[tuple[str | None, int | None], list[OffsetRange]] = {}
+    for range_ in ranges:
+        of_partition.setdefault(range_.topic_partition, []).append(range_)
+
+    def check(topic: str | None, number: int | None, offset: int | None) -> None:
+        own = of_partition.get((topic, number), ())
+        if not any(range_.start <= (offset or 0) < range_.until for range_ in own):
+            msg = (
+                f"the record at {topic}-{number} offset {offset} is not in batch {batch_id}: set "
+                "aside only records that the batch has returned"
+            )
+            raise IllegalStateError(msg)
+
+    return check
