@@ -34,6 +34,9 @@ COMMANDS = dict.fromkeys(
     (
         "broker",
         "explain",
+        "letters discard",
+        "letters list",
+        "letters show",
         "pause",
         "produce",
         "prune",
@@ -46,7 +49,8 @@ COMMANDS = dict.fromkeys(
     ),
     "dagster_rebalance.cli.declarations",
 )
-"""The module of each command; the function has the command's name."""
+"""The module of each command; the function has the command's name, with underscores."""
+_GROUPS = {"letters": "List, show and discard dead letters."}
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature of a callback
@@ -69,19 +73,28 @@ def _root(
 
 def build_app(commands: Mapping[str, str], arguments: Sequence[str]) -> typer.Typer:
     """Return the Typer app with the command that `arguments` name, or else with all commands."""
+    app = _typer()
+    app.callback()(_root)
+    groups: dict[str, typer.Typer] = {}
+    for name in [one for one in commands if one.split()[0] in arguments[:1]] or commands:
+        command = getattr(import_module(commands[name]), name.replace(" ", "_"))
+        summary = inspect.cleandoc(command.__doc__).partition("\n\n")[0]
+        group, _, last = name.rpartition(" ")
+        if group and group not in groups:
+            groups[group] = _typer()
+            app.add_typer(groups[group], name=group, help=_GROUPS[group])
+        groups.get(group, app).command(last, short_help=summary)(command)
+    return app
+
+
+def _typer() -> typer.Typer:
     # Markup would import rich, which takes longer than the rest of a help text.
-    app = typer.Typer(
+    return typer.Typer(
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(_root)
-    for name in commands.keys() & set(arguments[:1]) or commands:
-        command = getattr(import_module(commands[name]), name)
-        summary = inspect.cleandoc(command.__doc__).partition("\n\n")[0]
-        app.command(name, short_help=summary)(command)
-    return app
 
 
 def run(commands: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ function of the same name in another module of this folder carries a command out
 
 from __future__ import annotations
 
+import enum
 import functools
 from importlib import import_module
 from pathlib import Path
@@ -55,6 +56,33 @@ CommandConfig: TypeAlias = Annotated[
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Keys: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(help="The keys of letters, as `letters list` shows them.", show_default=False),
+]
+LetterTopic: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--topic",
+        help="The topic of the letters. Default: dead_letter_topic of the group.",
+        show_default=False,
+    ),
+]
+Why: TypeAlias = Annotated[str, typer.Option("--why", "-r", help="The reason, shown to others.")]
+EachOpen: TypeAlias = Annotated[bool, typer.Option("--all", help="All open letters.")]
+Containing: TypeAlias = Annotated[
+    str,
+    typer.Option(help="Only letters with this text in their reason.", show_default=False),
+]
+
+
+class LettersShown(enum.Enum):
+    """The state of the letters that `letters list` shows."""
+
+    OPEN = "open"
+    REPLAYED = "replayed"
+    DISCARDED = "discarded"
+    ALL = "all"
 
 
 def _carried_out_by(module: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -109,6 +137,101 @@ def explain(
     dagster-rebalance explain orders:3
     dagster-rebalance explain orders:3@1207
     dagster-rebalance explain --group shop
+    """  # noqa: D301 - click does not rewrap the lines after \b
+
+
+@_carried_out_by("letters")
+def letters_discard(
+    keys: Keys = None,
+    *,
+    why: Why,
+    everything: EachOpen = False,
+    containing: Containing = "",
+    topic: LetterTopic = "",
+    group: Group = "",
+    by: By = "",
+    bootstrap_server: BootstrapServer = "",
+    command_config: CommandConfig = None,
+) -> None:
+    """Mark open letters as discarded: nobody will process their records.
+
+    The letters stay in their topic, with your name and the reason.
+
+    \b
+    dagster-rebalance letters discard orders-3-1207 --why "a test order"
+    dagster-rebalance letters discard --all --containing "no customer" --why "load test"
+    """  # noqa: D301 - click does not rewrap the lines after \b
+
+
+@_carried_out_by("letters")
+def letters_list(
+    partitions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Only records of orders:3, of the topic orders, or of a pattern like 'ord*'.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    state: Annotated[LettersShown, typer.Option(help="The state.")] = LettersShown.OPEN,
+    containing: Containing = "",
+    since: Annotated[
+        str,
+        typer.Option(
+            help="Letters stored from this time on: 2026-11-23T14:00 (UTC) or "
+            "2026-11-23T14:00+01:00.",
+            show_default=False,
+        ),
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Number of letters to list.")] = 20,
+    as_json: AsJson = False,
+    topic: LetterTopic = "",
+    group: Group = "",
+    bootstrap_server: BootstrapServer = "",
+    command_config: CommandConfig = None,
+) -> None:
+    """Count dead letters by partition and reason, and list the newest.
+
+    \b
+    dagster-rebalance letters list
+    dagster-rebalance letters list orders:3 --containing KeyError --since 2026-11-23
+    dagster-rebalance letters list --state all --limit 1000 --json
+    """  # noqa: D301 - click does not rewrap the lines after \b
+
+
+@_carried_out_by("letters")
+def letters_show(
+    key: Annotated[
+        str,
+        typer.Argument(help="The key of the letter, as `letters list` shows it."),
+    ],
+    *,
+    registry: Annotated[
+        str,
+        typer.Option(help="URL of a schema registry, to decode the record.", show_default=False),
+    ] = "",
+    registry_config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with settings of SchemaRegistryResource, one name=value per line: url and "
+            "login.",
+            dir_okay=False,
+            exists=True,
+            show_default=False,
+        ),
+    ] = None,
+    topic: LetterTopic = "",
+    group: Group = "",
+    bootstrap_server: BootstrapServer = "",
+    command_config: CommandConfig = None,
+) -> None:
+    """Show a dead letter: its record with key, value and headers, the reason, and its run.
+
+    Without a schema registry, text is shown as text, and other bytes as hexadecimal numbers.
+
+    \b
+    dagster-rebalance letters show orders-3-1207
+    dagster-rebalance letters show orders-3-1207 --registry http://registry:8081
     """  # noqa: D301 - click does not rewrap the lines after \b
 
 

@@ -34,7 +34,7 @@ from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dagster_rebalance.core.model.offsets import TopicPartition
@@ -217,6 +217,16 @@ def read_client_config(path: Path | None) -> dict[str, str]:
     Raises:
         ConfigurationError: The file is invalid. The message shows no value.
     """
+    return read_settings(path, _REFUSED_SETTINGS)
+
+
+def read_settings(path: Path | None, refused: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the settings in a file, one `name=value` per line; empty without a file.
+
+    Raises:
+        ConfigurationError: The file is invalid, or has a refused setting; `refused` has the
+            reasons. The message shows no value.
+    """
     if path is None:
         return {}
     try:
@@ -233,8 +243,8 @@ def read_client_config(path: Path | None) -> dict[str, str]:
         if not name or not sign or " " in name:
             msg = f"line {number} of {path} is not name=value"
             raise ConfigurationError(msg)
-        if name in _REFUSED_SETTINGS:
-            msg = f"line {number} of {path} sets {name}: remove it; {_REFUSED_SETTINGS[name]}"
+        if refused is not None and name in refused:
+            msg = f"line {number} of {path} sets {name}: remove it; {refused[name]}"
             raise ConfigurationError(msg)
         settings[name] = value
     return settings

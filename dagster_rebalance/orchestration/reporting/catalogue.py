@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import HoldOutcome, Receipt, RecordCommit, ShowHold
     from dagster_rebalance.core.model.directives import Directive
+    from dagster_rebalance.core.model.letters import Letter
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.core.operators.reset_offsets import Move
     from dagster_rebalance.core.reporting.group_status import MemberRecord
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 _EVENTS_READ = 100
 _ASSIGNMENTS_READ = 1_000
 _MOST_COMMITTED = 100
+_MOST_KEYS = 100
 _RECORDED_AT_ONCE_S = 1.0
 _READ_AGAIN_AFTER_S = 1.0
 _IDENTITY = ("member", "code_location", "started_by", "sensor", "incarnation", "member_run")
@@ -331,6 +333,24 @@ class Catalogue:
                 ),
                 "by": by,
                 "reason": reason,
+            },
+        )
+
+    def record_discarded(self, letters: Collection[Letter], *, by: str, why: str) -> None:
+        """Record that an operator has discarded dead letters."""
+        partitions = sorted({letter.range.topic_partition for letter in letters})
+        self._observe(
+            "letters_discarded",
+            f"{by} discarded {len(letters)} dead letter{'s' * (len(letters) != 1)} of "
+            f"{names_of(partitions)}: {why}",
+            {
+                "partitions": _json(partitions),
+                "letters": len(letters),
+                "keys": dg.MetadataValue.json(
+                    [letter.key for letter in islice(letters, _MOST_KEYS)]
+                ),
+                "by": by,
+                "reason": why,
             },
         )
 

@@ -1,0 +1,93 @@
+"""Requests of operators about dead letters."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from dagster_rebalance.core.model.directives import check_lengths
+from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.model.letters import LetterState, StateChange
+from dagster_rebalance.core.operators.letter_selection import (
+    chosen_letters,
+)
+from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
+from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
+from dagster_rebalance.orchestration.storage.names import GroupAssets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import dagster as dg
+
+    from dagster_rebalance.core.model.letters import LetterEntry
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+
+
+class LetterRequest(NamedTuple):
+    """A request about open letters.
+
+    Attributes:
+        keys: The keys of the letters.
+        everything: Whether the request is about all open letters; then there are no keys.
+        containing: With `everything`, a text in the reason of the letters.
+        by: The operator.
+        why: The reason of the operator.
+        topic: The dead-letter topic; empty for that of the group.
+    """
+
+    keys: Sequence[str]
+    everything: bool
+    containing: str
+    by: str
+    why: str
+    topic: str = ""
+
+    def chosen(self, topic: DeadLetterTopic) -> list[LetterEntry]:
+        """Return the letters.
+
+        Raises:
+            BrokerError: Kafka did not answer, or there is no such topic.
+            ConfigurationError: The request is incomplete, or names a letter that is not open.
+        """
+        for what, text in (("your name (by)", self.by), ("a reason (why)", self.why)):
+            if not text.strip():
+                msg = f"give {what}, which others see with the letters"
+                raise ConfigurationError(msg)
+        check_lengths(self.by, self.why)
+        return chosen_letters(
+            topic.read().entries,
+            self.keys,
+            everything=self.everything,
+            containing=self.containing,
+        )
+
+
+def discard(
+    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, request: LetterRequest
+) -> str:
+    """Mark letters as discarded, and show it in Dagster.
+
+    Returns:
+        A message about the outcome.
+
+    Raises:
+        BrokerError: Kafka did not answer, or refused.
+        ConfigurationError: See `LetterRequest.chosen`.
+        DagsterRebalanceError: The letters are discarded, but Dagster did not record it.
+    """
+    topic = DeadLetterTopic(kafka, request.topic)
+    letters = [entry.letter for entry in request.chosen(topic) if entry.letter is not None]
+    by, why, now_ms = request.by.strip(), request.why.strip(), round(time.time() * 1000)
+    topic.change(
+        StateChange(letter.key, LetterState.DISCARDED, by, why, now_ms) for letter in letters
+    )
+    done = f"{len(letters)} letter{'s' * (len(letters) != 1)} of topic {topic.name} discarded"
+    catalogue = Catalogue(instance, GroupAssets.of(kafka.group_id), NO_MEMBER)
+    try:
+        catalogue.record_discarded(letters, by=by, why=why)
+    except Exception as error:
+        msg = f"{done}, but Dagster's storage did not record it: {error}"
+        raise DagsterRebalanceError(msg) from error
+    return done

@@ -1,0 +1,120 @@
+"""The dead-letter topic of a group: reads its letters, and changes their state.
+
+Each call reads the topic up to its current end. Other programs may write to it, so a record that is
+no letter is counted, and never an error.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.letters import Letter, LetterFold, Place, parse_record
+from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
+from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S
+from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer, Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dagster_rebalance.core.model.letters import LetterEntry, Malformed, StateChange
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+
+_DELIVERY_SLICE_S = 0.1
+_MOST_IN_FLIGHT = 10_000
+
+
+class DeadLetterTopic:
+    """The dead letters of a group.
+
+    Args:
+        kafka: The connection to Kafka, and the group.
+        topic: The topic; empty for the `dead_letter_topic` of the group.
+
+    Raises:
+        ConfigurationError: The group has no dead-letter topic.
+    """
+
+    def __init__(self, kafka: KafkaConsumerResource, topic: str = "") -> None:
+        self.name = topic or kafka.dead_letter_topic or ""
+        if not self.name:
+            msg = (
+                f"group {kafka.group_id} has no dead_letter_topic: pass --topic with the topic of "
+                "its letters"
+            )
+            raise ConfigurationError(msg)
+        self._kafka = kafka
+
+    def read(self, *, since_ms: int | None = None) -> LetterFold:
+        """Return the letters without their records, from a time on.
+
+        Raises:
+            BrokerError: Kafka did not answer, or there is no such topic.
+        """
+        fold = LetterFold(keeps_values=False)
+        with closing(self._kafka.reader()) as reader:
+            for place, found in _records(reader.read_topic(self.name, since_ms=since_ms)):
+                fold.add(place, found)
+        return fold
+
+    def with_records(self, entries: Iterable[LetterEntry]) -> Iterator[Letter]:
+        """Yield letters with the values, keys and headers of their records.
+
+        Raises:
+            BrokerError: Kafka did not answer, or has deleted a letter.
+        """
+        ranges = [
+            OffsetRange(self.name, *entry.place, next_offset(entry.place.offset))
+            for entry in entries
+        ]
+        with closing(self._kafka.reader()) as reader:
+            for _, found in _records(reader.read_lists(ranges)) if ranges else ():
+                if isinstance(found, Letter):
+                    yield found
+
+    def change(self, changes: Iterable[StateChange], *, limit_s: float = DELIVERY_LIMIT_S) -> None:
+        """Store changes of the states of letters, and wait until Kafka has them.
+
+        Args:
+            changes: The changes, at most one per letter.
+            limit_s: The longest wait for a confirmation.
+
+        Raises:
+            BrokerError: A change could not be stored; earlier ones may be. Repeat the call.
+        """
+        left = iter(changes)
+        with closing(DeadLetterProducer(self._kafka.consumer_config(), self.name)) as producer:
+            while part := list(islice(left, _MOST_IN_FLIGHT)):
+                for change in part:
+                    producer.send(*change.record)
+                self._wait(producer, {change.key for change in part}, limit_s)
+
+    def _wait(self, producer: DeadLetterProducer, keys: set[str], limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while keys:
+            ended = producer.deliveries(_DELIVERY_SLICE_S)
+            if ended:
+                until = time.monotonic() + limit_s
+            elif time.monotonic() > until:
+                ended = (Delivery(min(keys), f"Kafka has not confirmed it in {limit_s:g} s"),)
+            for delivery in ended:
+                keys.discard(delivery.key)
+                if delivery.problem:
+                    msg = (
+                        f"the state of letter {delivery.key} could not be stored in topic "
+                        f"{self.name}: {delivery.problem}"
+                    )
+                    raise BrokerError(msg)
+
+
+def _records(
+    read: Iterable[list[Any]],
+) -> Iterator[tuple[Place, Letter | StateChange | Malformed]]:
+    for messages in read:
+        for message in messages:
+            place = Place(message.partition() or 0, message.offset() or 0)
+            headers: Any = message.headers()
+            yield place, parse_record(message.key(), message.value(), headers)
