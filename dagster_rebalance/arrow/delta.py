@@ -4,6 +4,9 @@ delta-rs overwrites with a filter, as `spark.delta_and_iceberg` does with `repla
 fails if another commit has added rows of the filter, or removed a file with such rows, since the
 table was opened, even if the table had no such rows before. An attempt therefore opens the table
 first, and the next attempt opens it again.
+
+Opening reads the log of the table, which may take longer than a small commit. So the table of a
+successful attempt stays open, and the next call reads only newer commits.
 """
 
 from __future__ import annotations
@@ -12,12 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.arrow.range_records import RangeRecords
 from dagster_rebalance.arrow.records import library
+from dagster_rebalance.outputs.layout import local_folder
 from dagster_rebalance.outputs.rows import until_no_conflict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from dagster_rebalance.core.model.offsets import OffsetRange
+
+_MOST_OPEN = 8
+_open: dict[Path | None, tuple[Any, tuple[int, ...] | None]] = {}
+"""Open tables on mounted file systems, each with the file of its last commit. A call removes its
+table, so no two threads share one."""
 
 
 def write_delta(
@@ -67,13 +77,14 @@ def write_delta(
     deltalake = library("deltalake", "delta")
     errors = library("deltalake.exceptions", "delta")
     options = dict(storage_options or {})
+    folder = None if options else local_folder(table)
 
     with RangeRecords.of(records, table, ranges) as given:
         if given is None:
             return
 
         def write() -> None:
-            opened = _opened(deltalake, table, given.schema, options)
+            opened = _reopened(folder) or _opened(deltalake, table, given.schema, options)
             stored = library("pyarrow", "delta").schema(opened.schema())
             schema = given.fitted(stored, table, merges=merge_schema)
             with given.reader(schema) as reader:
@@ -84,8 +95,37 @@ def write_delta(
                     predicate=given.rows.condition('"', ""),
                     schema_mode="merge" if merge_schema else None,
                 )
+            _keep_open(folder, opened)
 
         until_no_conflict(table, write, lambda error: isinstance(error, errors.CommitFailedError))
+
+
+def _reopened(folder: Path | None) -> Any:
+    """Return the newest version of a table that is still open, or None."""
+    opened, commit = _open.pop(folder, (None, None))
+    # The commit is compared, because the table may have been removed and created again.
+    if opened is None or commit is None or commit != _commit(folder, opened):
+        return None
+    opened.update_incremental()
+    return opened
+
+
+def _keep_open(folder: Path | None, opened: Any) -> None:
+    if folder is not None:
+        if len(_open) >= _MOST_OPEN:
+            _open.clear()
+        _open[folder] = opened, _commit(folder, opened)
+
+
+def _commit(folder: Path | None, opened: Any) -> tuple[int, ...] | None:
+    """Return the identity of the file of a table's last commit, or None if it is gone."""
+    if folder is None:
+        return None
+    try:
+        file = (folder / "_delta_log" / f"{opened.version():020}.json").stat()
+    except FileNotFoundError:
+        return None
+    return file.st_dev, file.st_ino, file.st_mtime_ns, file.st_size
 
 
 def _opened(deltalake: Any, table: str, schema: Any, options: dict[str, str]) -> Any:

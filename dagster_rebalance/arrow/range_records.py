@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from io import SEEK_END
+from itertools import chain
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
 
 _KEPT_BYTES = 64 << 20
-"""Records that are kept in memory; more of them are in a temporary file."""
+"""The size of records that are kept in memory. Further ones are in a temporary file."""
 
 
 class RangeRecords:
@@ -32,10 +34,11 @@ class RangeRecords:
         schema: The columns of the records.
     """
 
-    def __init__(self, rows: Rows, schema: Any, kept: Any) -> None:
+    def __init__(self, rows: Rows, schema: Any, kept: Sequence[Any], spilled: Any) -> None:
         self.rows = rows
         self.schema = schema
         self._kept = kept
+        self._spilled = spilled
 
     @classmethod
     @contextmanager
@@ -57,9 +60,8 @@ class RangeRecords:
             yield None
             return
         rows = Rows.of(ranges)
-        with SpooledTemporaryFile(max_size=_KEPT_BYTES) as kept:
-            _keep(reader, rows, kept)
-            yield cls(rows, reader.schema, kept)
+        with SpooledTemporaryFile(max_size=1) as spilled:  # a file once something is written
+            yield cls(rows, reader.schema, _keep(reader, rows, spilled), spilled)
 
     def fitted(self, stored: Any, table: str, *, merges: bool) -> Any:
         """Return the schema of records for a table: types of the table, then new columns.
@@ -89,22 +91,38 @@ class RangeRecords:
         """Return a reader of all records, with the columns of a schema."""
         pa = import_module("pyarrow")
         schema = schema or self.schema
-        self._kept.seek(0)
-        stream = pa.ipc.open_stream(pa.PythonFile(self._kept, mode="r"))
-        return pa.RecordBatchReader.from_batches(schema, (cast(batch, schema) for batch in stream))
+        batches = (cast(batch, schema) for batch in chain(self._kept, self._from_file()))
+        return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def _from_file(self) -> Iterator[Any]:
+        self._spilled.seek(0, SEEK_END)
+        if self._spilled.tell():
+            pa = import_module("pyarrow")
+            self._spilled.seek(0)
+            yield from pa.ipc.open_stream(pa.PythonFile(self._spilled, mode="r"))
 
 
-def _keep(reader: Any, rows: Rows, kept: Any) -> None:
-    """Write all records to a file. Refuse a row in none of the ranges."""
+def _keep(reader: Any, rows: Rows, spilled: Any) -> list[Any]:
+    """Return the first records, and write the others to a file. Refuse a row in no range."""
     pa = import_module("pyarrow")
+    kept: list[Any] = []
+    size = 0
     spans_of: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for topic, partition, start, until in rows.spans:
         spans_of.setdefault((topic, partition), []).append((start, until))
-    with pa.ipc.new_stream(pa.PythonFile(kept, mode="w"), reader.schema) as stream:
-        for batch in reader:
-            if batch.num_rows:
-                _refuse_other_rows(batch, spans_of)
-                stream.write_batch(batch)
+    with ExitStack() as stack:
+        stream = None
+        for batch in filter(len, reader):
+            _refuse_other_rows(batch, spans_of)
+            size += batch.nbytes
+            if size <= _KEPT_BYTES:
+                kept.append(batch)
+                continue
+            if stream is None:
+                file = pa.PythonFile(spilled, mode="w")
+                stream = stack.enter_context(pa.ipc.new_stream(file, reader.schema))
+            stream.write_batch(batch)
+    return kept
 
 
 def _refuse_other_rows(

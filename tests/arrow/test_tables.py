@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from dagster_rebalance import BrokerError, IllegalStateError
-from tests.arrow.given import expected, failing, records, span
+from dagster_rebalance.arrow import range_records
+from dagster_rebalance.arrow.output import write_delta
+from tests.arrow.given import SCHEMA, expected, failing, records, span
 from tests.arrow.sinks import READERS, TABLES, WRITERS, rows
 
 if TYPE_CHECKING:
@@ -129,6 +133,52 @@ def test_narrower_type_is_widened_and_a_wider_one_refused(
     with pytest.raises(IllegalStateError, match="'id' is int64, and int32 in the table"):
         write(of_type(pa.int64()), place, [span(0, 5)])
     assert READERS[kind](place)["id"].type == pa.int32()
+
+
+def test_delta_table_that_was_created_again_is_written_from_its_new_log(tmp_path: Path) -> None:
+    place = str(tmp_path / "out")
+    for start in (0, 5, 10):
+        write_delta(records(span(start, start + 5), "a"), place, [span(start, start + 5)])
+    shutil.rmtree(place)
+    deltalake.write_deltalake(place, records(span(0, 5), "b"), partition_by=["topic", "partition"])
+    write_delta(records(span(5, 10), "c"), place, [span(5, 10)])
+    assert rows("delta", place) == expected((0, 5, "b"), (5, 10, "c"))
+
+
+def test_commit_of_another_writer_between_two_calls_is_replaced(tmp_path: Path) -> None:
+    place = str(tmp_path / "out")
+    write_delta(records(span(0, 5), "a"), place, [span(0, 5)])
+    deltalake.write_deltalake(place, records(span(5, 10), "b"), mode="append")
+    write_delta(records(span(5, 10), "c"), place, [span(5, 10)])
+    assert rows("delta", place) == expected((0, 5, "a"), (5, 10, "c"))
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_records_beyond_the_memory_limit_are_written_once(
+    kind: str, place_for: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_records, "_KEPT_BYTES", 500)
+    place, ranges = place_for(kind), [span(0, 40)]
+    batches = records(ranges, "a").to_batches(max_chunksize=4)
+    WRITERS[kind](pa.RecordBatchReader.from_batches(SCHEMA, batches), place, ranges)
+    assert rows(kind, place) == expected((0, 40, "a"))
+
+
+def test_records_can_be_read_again_from_memory_and_from_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(range_records, "_KEPT_BYTES", 500)
+    ranges = [span(0, 40)]
+    batches = records(ranges, "a").to_batches(max_chunksize=4)
+    source = pa.RecordBatchReader.from_batches(SCHEMA, batches)
+    with range_records.RangeRecords.of(source, "orders", ranges) as given:
+        assert given is not None
+        for stops_after in (0, 1, 8):  # a failed attempt
+            with given.reader() as reader:
+                for _ in range(stops_after):
+                    reader.read_next_batch()
+        with given.reader() as reader:
+            assert reader.read_all()["offset"].to_pylist() == list(range(40))
 
 
 def test_compacted_range_is_replaced(tmp_path: Path) -> None:
