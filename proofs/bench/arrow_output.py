@@ -26,6 +26,7 @@ from proofs.bench.entries import Entry, Goal, Sample
 from proofs.bench.poll import FAST
 from proofs.bench.stream_spark import ends_of, records_per_second
 from proofs.bench.streams import (
+    PARQUET,
     STREAM,
     Body,
     committed_ranges,
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.testing.broker import KafkaCluster
 
-_PARTITIONS = 8
-_RECORD = b"x" * 200
+PARTITIONS = 8
+RECORD_BYTES = 200
+PAD = b"x" * (RECORD_BYTES - 9)
 _CONSUMED = 10_000
 _LIMIT_S = 900.0
 _WARM_UP = 1
@@ -60,12 +62,10 @@ def measure(
     kafka: KafkaCluster, *, runs: int, records: int, batches: int, step: Callable[[str], None]
 ) -> list[Entry]:
     """Process the backlog with both, in turn."""
-    each = records // batches // _PARTITIONS
-    backlog = _Backlog(
-        kafka, unique_name("arrow"), each * batches * _PARTITIONS, each * _PARTITIONS
-    )
+    each = records // batches // PARTITIONS
+    backlog = _Backlog(kafka, unique_name("arrow"), each * batches * PARTITIONS, each * PARTITIONS)
     step(f"arrow_parquet, producing {backlog.records:,} records")
-    _produce(backlog)
+    produce(kafka, backlog.topic, backlog.records)
     samples = []
     for run in range(1 - _WARM_UP, 1 + runs):
         step("arrow_parquet, " + (f"run {run} of {runs}" if run > 0 else "warming up"))
@@ -75,7 +75,7 @@ def measure(
             ours, peer = rates[_stream], rates[_plain]
             samples.append(Sample(ours, peer, ours / peer))
     case = (
-        f"{backlog.records:,} records of {len(_RECORD)} bytes to Parquet in batches of "
+        f"{backlog.records:,} records of {RECORD_BYTES} bytes to Parquet in batches of "
         f"{backlog.size:,}, against a loop by hand"
     )
     return [
@@ -83,24 +83,30 @@ def measure(
     ]
 
 
-def _produce(backlog: _Backlog) -> None:
-    backlog.kafka.create_topic(backlog.topic, _PARTITIONS)
+def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
+    """Create a topic with different records of 200 bytes, in turn in each partition.
+
+    Raises:
+        BrokerError: Kafka did not confirm them in time.
+    """
+    kafka.create_topic(topic, PARTITIONS)
     producer = Producer(
         {
-            **backlog.kafka.client_config(),
+            **kafka.client_config(),
             "linger.ms": 50,
             "queue.buffering.max.messages": 1_000_000,
         }
     )
-    for number in range(backlog.records):
+    for number in range(records):
+        value = b"%09d" % number + PAD
         while True:
             try:
-                producer.produce(backlog.topic, _RECORD, partition=number % _PARTITIONS)
+                producer.produce(topic, value, partition=number % PARTITIONS)
                 break
             except BufferError:
                 producer.poll(0.1)
     if producer.flush(_LIMIT_S):
-        msg = f"Kafka did not take {backlog.records:,} records within {_LIMIT_S:g} s"
+        msg = f"Kafka did not take {records:,} records within {_LIMIT_S:g} s"
         raise BrokerError(msg)
 
 
@@ -110,12 +116,12 @@ def _stream(backlog: _Backlog) -> list[tuple[float, int]]:
         body = Body(
             backlog.kafka.bootstrap_servers,
             backlog.topic,
-            _PARTITIONS,
+            PARTITIONS,
             unique_name("arrow"),
             output=f"{folder}/out",
-            records_per_range=backlog.size // _PARTITIONS,
+            records_per_range=backlog.size // PARTITIONS,
             from_start=True,
-            arrow=True,
+            sink=PARQUET,
         )
         with streaming_run(backlog.kafka, Path(folder) / "home", body):
             wait_until(

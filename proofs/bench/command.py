@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -18,9 +19,15 @@ from rich.console import Console
 
 from dagster_rebalance.cli.app import INTERRUPTED
 from dagster_rebalance.testing.broker import KafkaCluster
-from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from dagster_rebalance.testing.spark_connect import (
+    DELTA_LAKE,
+    SparkConnectServer,
+    table_settings,
+)
 from proofs.bench import (
     arrow_output,
+    arrow_streams,
+    arrow_visible,
     coordinator,
     dagster_cost,
     decoding,
@@ -37,6 +44,7 @@ from proofs.bench import (
 )
 from proofs.bench.entries import table_of, write_json
 from proofs.bench.plot import write_svg
+from proofs.bench.streams import DELTA, PARQUET
 from proofs.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -76,6 +84,8 @@ class Benchmark(enum.Enum):
     MICRO_BATCH = "stream_micro_batch"
     BACKLOG = "stream_backlog"
     ARROW = "arrow_parquet"
+    ARROW_STREAMS = "arrow_streams"
+    VISIBLE = "arrow_visible"
     GAP = "stream_deploy_gap"
     DUPLICATES = "deploy_duplicates"
 
@@ -118,6 +128,13 @@ class _Parts:
         """A warm Spark Connect server."""
         return self._started("Spark Connect", SparkConnectServer())
 
+    @cached_property
+    def spark_delta(self) -> SparkConnectServer:
+        """A warm Spark Connect server with Delta Lake."""
+        warehouse = Path(self.stack.enter_context(TemporaryDirectory(prefix="bench-")))
+        server = SparkConnectServer(settings=table_settings(warehouse), libraries=[DELTA_LAKE])
+        return self._started("Spark Connect with Delta Lake", server)
+
 
 def bench(
     *,
@@ -149,6 +166,9 @@ def bench(
     partition_seconds: Annotated[
         float, typer.Option(min=3, help="Measured duration of a run in stream_partitions.")
     ] = 180.0,
+    visible_seconds: Annotated[
+        float, typer.Option(min=3, help="Measured duration of arrow_visible.")
+    ] = 180.0,
     bytes_seconds: Annotated[
         float, typer.Option(min=10, help="Measured duration of a run in dagster_bytes.")
     ] = 600.0,
@@ -165,10 +185,11 @@ def bench(
         ),
     ] = False,
     backlog: Annotated[
-        int, typer.Option(min=1000, help="Records of stream_backlog per run.")
+        int, typer.Option(min=1000, help="Records of stream_backlog and arrow_streams per run.")
     ] = 5_000_000,
     batches: Annotated[
-        int, typer.Option(min=4, help="Batches of stream_backlog and stream_micro_batch.")
+        int,
+        typer.Option(min=4, help="Batches of stream_backlog, stream_micro_batch and arrow_*."),
     ] = 20,
     output: Annotated[Path, typer.Option(help="The file for the figures.")] = Path(
         "build/bench.json"
@@ -178,7 +199,7 @@ def bench(
     if quick:
         runs = streams = 1
         stream_seconds = partition_seconds = 10.0
-        bytes_seconds, tick_seconds, most_partitions = 60.0, 20.0, 2_000
+        bytes_seconds, tick_seconds, visible_seconds, most_partitions = 60.0, 20.0, 20.0, 2_000
     interrupts = Interrupts()
     interrupts.install()
     chosen = set(only or Benchmark)
@@ -253,6 +274,17 @@ def bench(
                 ),
                 Benchmark.ARROW: lambda: arrow_output.measure(
                     parts.streamed, runs=streams, records=records, batches=batches, step=step
+                ),
+                Benchmark.ARROW_STREAMS: lambda: arrow_streams.measure(
+                    parts.streamed,
+                    {PARQUET: lambda: parts.spark, DELTA: lambda: parts.spark_delta},
+                    runs=streams,
+                    records=backlog,
+                    batches=batches,
+                    step=step,
+                ),
+                Benchmark.VISIBLE: lambda: arrow_visible.measure(
+                    parts.streamed, seconds=visible_seconds, step=step
                 ),
                 Benchmark.GAP: lambda: deploy.measure_gap(
                     parts.streamed, parts.spark, runs=streams, step=step

@@ -4,8 +4,12 @@ Its settings are in the environment (`proofs.bench.streams`).
 """
 
 import json
+import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import dagster as dg
@@ -21,11 +25,22 @@ from dagster_rebalance import (
 from dagster_rebalance.arrow import output as arrow
 from dagster_rebalance.spark.output import write_parquet_by_range
 from proofs.bench.spark_batches import BOUNDS, COLUMNS
-from proofs.bench.streams import BATCHES, PEER, STREAM, Body
+from proofs.bench.streams import (
+    BATCHES,
+    DELTA,
+    GATE,
+    ICEBERG_TABLE,
+    PARQUET,
+    PEER,
+    STREAM,
+    Body,
+)
+from proofs.chaos.sinks import catalog
 
 BODY = Body.from_environment()
 _BATCH_WAIT_S = 10.0
 """A third of the default: more ticks of a measured phase request a run."""
+_GATE_LOOK_S = 0.02
 AS_STREAMS = {"spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,text"}
 """Spark reads Kafka as Structured Streaming does (docs/reading.md)."""
 SPARK = KafkaSparkResource(remote=BODY.remote, spark_config=AS_STREAMS) if BODY.remote else None
@@ -50,21 +65,52 @@ def _note_threads() -> None:
         file.write_text(json.dumps({one.name: one.native_id for one in threading.enumerate()}))
 
 
+@contextmanager
+def _behind_gate() -> Iterator[None]:
+    """Begin when the gate is open, and then note that this process has done a batch."""
+    gate = Path(BODY.gate)
+    while BODY.gate and not (gate / GATE).exists():
+        time.sleep(_GATE_LOOK_S)
+    yield
+    if BODY.gate:
+        (gate / str(os.getpid())).touch()
+
+
+_catalog = lru_cache(catalog)
+
+
+def _write_from_arrow(kafka_batch: KafkaBatch) -> None:
+    """Replace the ranges of a batch in the output."""
+    records, ranges = _selected(kafka_batch), kafka_batch.offset_ranges
+    if BODY.sink == PARQUET:
+        arrow.write_parquet_by_range(records, BODY.output)
+    elif BODY.sink == DELTA:
+        arrow.write_delta(records, BODY.output, ranges)
+    else:
+        lake = _catalog(Path(BODY.output))
+        arrow.write_iceberg(records, ICEBERG_TABLE, ranges, catalog=lake)
+
+
 def _selected(kafka_batch: KafkaBatch) -> pa.RecordBatchReader:
     """Return the records with the columns that all contenders write."""
     records = kafka_batch.arrow()
-    names = ["topic", "partition", "offset", "value", *BOUNDS]
+    names = ["topic", "partition", "offset", "value"]
+    if BODY.sink == PARQUET:
+        names += BOUNDS
+    if BODY.timestamps:
+        names.append("timestamp")
     schema = pa.schema([records.schema.field(name) for name in names])
     return pa.RecordBatchReader.from_batches(schema, (batch.select(names) for batch in records))
 
 
 def _asset(form: str) -> dg.AssetsDefinition:
     """Make the asset: it works through Spark or from Arrow, or only sleeps."""
-    if BODY.arrow:
+    if BODY.sink:
 
         @dg.asset(name=f"{form}_orders")
         def converts(kafka_batch: KafkaBatch) -> None:
-            arrow.write_parquet_by_range(_selected(kafka_batch), BODY.output)
+            with _behind_gate():
+                _write_from_arrow(kafka_batch)
 
         return converts
 

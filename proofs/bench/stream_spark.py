@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,16 +73,22 @@ class _Backlog:
 
 
 class Meter:
-    """CPU seconds of processes, each time with the number of records that are done."""
+    """CPU seconds of processes, each time with the number of records that are done.
+
+    A process that was killed counts with its last figure.
+    """
 
     def __init__(self, *pids: int) -> None:
-        self._pids = pids
+        self._used_s = dict.fromkeys(pids, 0.0)
         self._found: list[tuple[int, float]] = []
 
     def look(self, records: int) -> None:
         """Note the CPU seconds, unless as many records were done before."""
         if records > (self._found[-1][0] if self._found else 0):
-            self._found.append((records, sum(map(cpu_with_children_s, self._pids))))
+            for pid in self._used_s:
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    self._used_s[pid] = cpu_with_children_s(pid)
+            self._found.append((records, sum(self._used_s.values())))
 
     @property
     def per_million(self) -> float:

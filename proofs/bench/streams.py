@@ -9,11 +9,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dagster as dg
 from confluent_kafka import KafkaException
 
 from dagster_rebalance.core.model.claims import decode
@@ -30,8 +31,6 @@ from proofs.witness.producer import NumberedProducer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    import dagster as dg
-
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.deployment import DagsterDeployment
     from proofs.witness.offsets_topic import StoredOffset
@@ -42,6 +41,10 @@ STREAM, BATCHES = "stream", "batches"
 PEER = "peer"
 """An empty asset and its sensor, without this package."""
 SQLITE, POSTGRES = STORAGES = "SQLite", "Postgres"
+PARQUET, DELTA, ICEBERG = SINKS = "parquet", "delta", "iceberg"
+GATE = "open"
+ICEBERG_TABLE = "chaos.streamed"
+"""A table in the catalog of `proofs.chaos.sinks`."""
 LIMIT_S = 120.0
 _ASK_LIMIT_S = 5.0
 _LATE_COMMITS_S = 5.0
@@ -67,7 +70,10 @@ class Body:
         waits: Whether few records wait for more, as by default.
         rows: Whether the asset reports the number of its records as a sum.
         threads: A file for the ids of the threads of a run, by name; empty for none.
-        arrow: Whether the asset writes from Arrow, without Spark.
+        sink: The output from Arrow, without Spark: one of `SINKS`; empty for none.
+        timestamps: Whether a table has the timestamps of the records.
+        gate: A folder; empty for none. The runs wait for the file `open` in it, and create a file
+            named by their process id after each batch.
     """
 
     brokers: str
@@ -83,7 +89,9 @@ class Body:
     waits: bool = False
     rows: bool = False
     threads: str = ""
-    arrow: bool = False
+    sink: str = ""
+    timestamps: bool = False
+    gate: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -239,28 +247,58 @@ def streaming_run(
 
     `storage` has the settings of Dagster's storage; the default is SQLite.
     """
+    with streaming_runs(kafka, home, body, storage) as (process,):
+        yield process
+
+
+@contextmanager
+def streaming_runs(
+    kafka: KafkaCluster,
+    home: Path,
+    body: Body,
+    storage: Mapping[str, object] | None = None,
+    *,
+    runs: int = 1,
+) -> Iterator[list[ChildProcess]]:
+    """Run streaming runs of one group from its first stored offset on; they leave on exit."""
     home.mkdir(parents=True, exist_ok=True)
     settings = home / "dagster.yaml"
     if not settings.exists():
         settings.write_text(json.dumps({"telemetry": {"enabled": False}, **(storage or {})}))
+    with dg.DagsterInstance.from_config(str(home)):
+        pass  # it has created the storage, which two runs cannot do at the same time
     execute = [sys.executable, "-m", "dagster", "job", "execute"]
-    process = ChildProcess(
-        "streaming run",
-        [*execute, "-m", PROJECT, "-j", STREAM, "--tags", json.dumps({STREAM_TAG: "bench"})],
-        log=home / "run.log",
-        env={"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", **body.environment},
-        cwd=ROOT,
-    )
-    try:
+    with ExitStack() as stack:
+        processes = []
+        for _ in range(runs):
+            process = ChildProcess(
+                "streaming run",
+                [
+                    *execute,
+                    "-m",
+                    PROJECT,
+                    "-j",
+                    STREAM,
+                    "--tags",
+                    json.dumps({STREAM_TAG: "bench"}),
+                ],
+                log=home / "run.log",
+                env={
+                    "DAGSTER_HOME": str(home),
+                    "DAGSTER_DISABLE_TELEMETRY": "1",
+                    **body.environment,
+                },
+                cwd=ROOT,
+            )
+            stack.callback(process.stop, timeout_s=30, first=signal.SIGTERM)
+            processes.append(process)
         wait_until(
             lambda: committed_records(kafka, body, STREAM) is not None or None,
             timeout_s=LIMIT_S,
             what=f"the streaming run of {body.group} to begin",
             interval_s=0.2,
         )
-        yield process
-    finally:
-        process.stop(timeout_s=30, first=signal.SIGTERM)
+        yield processes
 
 
 @contextmanager

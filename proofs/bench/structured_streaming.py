@@ -1,6 +1,6 @@
-"""The contender Spark Structured Streaming: a query from a topic to Parquet.
+"""The contender Spark Structured Streaming: a query from a topic to Parquet or Delta Lake.
 
-As in Spark's documentation, a file sink and a checkpoint make the output exact.
+As in Spark's documentation, a file sink or a table, and a checkpoint make the output exact.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def start(
     folder: str,
     *,
     options: dict[str, str] | None = None,
+    sink: str = "parquet",
 ) -> StreamingQuery:
     """Start a query, or restart it from the checkpoint in its folder.
 
@@ -35,6 +36,7 @@ def start(
         topic: The topic.
         folder: Folder of the output and the checkpoint.
         options: Additional options of the source.
+        sink: The format of the output.
     """
     query: StreamingQuery = (
         session.readStream.format("kafka")
@@ -44,7 +46,7 @@ def start(
         .options(**(options or {}))
         .load()
         .selectExpr(*COLUMNS)
-        .writeStream.format("parquet")
+        .writeStream.format(sink)
         .option("path", f"{folder}/out")
         .option("checkpointLocation", f"{folder}/checkpoint")
         .start()

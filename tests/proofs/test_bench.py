@@ -10,12 +10,24 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, Message
+from deltalake import write_deltalake
 
 from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from proofs.bench import decoding, hold, idle, poll, readers, stream_spark, structured_streaming
+from proofs.bench import (
+    arrow_streams,
+    arrow_visible,
+    decoding,
+    hold,
+    idle,
+    poll,
+    readers,
+    stream_spark,
+    structured_streaming,
+)
 from proofs.bench.dagster_cost import bytes_entry, sqlite_bytes, ticks_entries
 from proofs.bench.deploy import duplicates_entries, gap_entries, has_settled
 from proofs.bench.deploy_work import BLOCKING, POLLED, Work, Written, lost_and_doubled, ranges_of
@@ -317,6 +329,62 @@ def test_cpu_is_counted_between_the_first_and_the_last_records(
     for records in (0, 1_000, 1_000, 2_000, 5_000):
         meter.look(records)
     assert meter.per_million == (17 - 11) / 4_000 * 1_000_000
+
+
+def test_cpu_of_a_killed_process_counts_with_its_last_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used_s = {1: iter([1.0, 4.0]), 2: iter([0.0, 1.0, 2.0, 7.0])}
+
+    def used(pid: int) -> float:
+        for found in used_s[pid]:
+            return found
+        raise FileNotFoundError
+
+    monkeypatch.setattr(stream_spark, "cpu_with_children_s", used)
+    meter = stream_spark.Meter(1, 2)
+    for records in (1_000, 2_000, 3_000, 6_000):
+        meter.look(records)
+    assert meter.per_million == (4 + 7 - 1) / 5_000 * 1_000_000
+
+
+def test_lost_and_doubled_rows_are_counted_by_partition() -> None:
+    rows = pa.table({"partition": [0, 0, 0, 1, 1], "offset": [0, 1, 1, 0, 3]})
+    assert arrow_streams.lost_and_doubled(rows, 6) == (2, 1)
+
+
+def test_two_runs_are_compared_with_structured_streaming_by_round() -> None:
+    ours = [
+        arrow_streams.Played(600.0, 1.0, resident_mb=300.0, after_kill_s=12.0, doubled=2),
+        arrow_streams.Played(450.0, 2.0, resident_mb=510.0, after_kill_s=11.0),
+    ]
+    peers = [arrow_streams.Played(300.0, 4.0), arrow_streams.Played(300.0, 4.0)]
+    entries = arrow_streams.entries_of("iceberg", "some records", ours, peers)
+    rate, cpu, lost, doubled, resident = entries
+    assert [sample.ratio for sample in rate.samples] == [2.0, 1.5]
+    assert [sample.ratio for sample in cpu.samples] == [0.25, 0.5]
+    assert "Iceberg" in rate.case
+    assert "12.0 s" in rate.note
+    assert (lost.met, doubled.met, doubled.ratio) == (True, False, 2)
+    assert (resident.ratio, resident.met) == (510.0, False)
+
+
+def test_records_of_delta_lake_are_visible_once_the_reader_has_their_version(
+    tmp_path: Path,
+) -> None:
+    for start in (0, 1, 2):
+        times = pa.array([1_000_000 * (start + 1)] * 2, pa.timestamp("us", "UTC"))
+        write_deltalake(tmp_path, pa.table({"timestamp": times}), mode="append")
+    records = arrow_visible.visible_records(tmp_path, [(0, 1.5), (2, 3.5)])
+    assert records.to_pydict() == {
+        "produced": [1.0, 1.0, 2.0, 2.0, 3.0, 3.0],
+        "took": [0.5, 0.5, 1.5, 1.5, 0.5, 0.5],
+    }
+    p50, p99 = arrow_visible.visible_entries(records, 1.0, 3.0, 2)
+    assert [sample.ratio for sample in p50.samples] == [0.5, 1.5, 0.5]
+    assert (p50.met, p99.met) == (False, True)
+    with pytest.raises(DagsterRebalanceError, match="no record was produced"):
+        arrow_visible.visible_entries(records, 1.0, 9.0, 2)
 
 
 def test_streaming_run_is_compared_with_each_peer_by_round() -> None:
