@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -103,6 +104,26 @@ def test_read_returns_exactly_the_ranges_in_order(
         (orders, 3): [*range(11), *range(60, 100)],
         (users, 1): [49],
     }
+
+
+def test_whole_topic_is_read_or_its_part_since_a_time(
+    reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    topic, day_ms = kafka_topic(3), 86_400_000
+    producer = Producer(kafka_broker.client_config())
+    for day, partition in ((1, 0), (2, 0), (2, 1), (3, 0)):
+        producer.produce(topic, "x", partition=partition, timestamp=day * day_ms)
+        producer.flush()
+
+    def read(since_ms: int | None) -> dict[tuple[str, int], list[int]]:
+        return offsets(chain.from_iterable(reader.read_topic(topic, since_ms=since_ms)))
+
+    assert read(None) == {(topic, 0): [0, 1, 2], (topic, 1): [0]}
+    assert read(2 * day_ms) == {(topic, 0): [1, 2], (topic, 1): [0]}
+    assert read(3 * day_ms) == {(topic, 0): [2]}
+    assert read(4 * day_ms) == {}
+    with pytest.raises(BrokerError, match="does not exist"):
+        reader.read_topic(unique_name("none"))
 
 
 def test_read_ends_at_an_offset_without_a_record(

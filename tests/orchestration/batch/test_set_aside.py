@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,12 +29,14 @@ from dagster_rebalance.core.model.letters import (
     parse_record,
 )
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
+from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.orchestration.batch.letters import (
     BatchLetters,
     LetterProducers,
     letter_of,
     letters_at,
 )
+from dagster_rebalance.orchestration.storage.run_tags import SET_ASIDE_TAG
 from tests.kafka.fake_producer import FakeProducer
 from tests.orchestration.parts import span
 
@@ -433,3 +436,32 @@ def test_share_is_one_of_the_offsets_since_the_first_letter_of_the_hour(topic: T
     topic.attempt(limit="1%", until=2_100).store(letters(500), "dead")
     small = topic.attempt(limit="1%", until=2_100, group="small")
     small.store(letters(*range(10)), "dead")
+
+
+# Reruns
+
+
+@pytest.mark.parametrize(("batch_id", "marked"), [("r.again.1", ["run1"]), ("b-1", [])])
+def test_rerun_that_sets_a_record_aside_is_marked(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch, batch_id: str, marked: list[str]
+) -> None:
+    """Its record is not replayed, although its run succeeds and stores no second letter."""
+    tagged: list[str] = []
+
+    def add_run_tags(run_id: str, tags: dict[str, str]) -> None:
+        assert tags == {SET_ASIDE_TAG: run_id}
+        tagged.append(run_id)
+
+    kafka = KafkaConsumerResource(
+        bootstrap_servers="x", group_id="g", topics=["orders"], dead_letter_topic="dead"
+    )
+    instance: Any = SimpleNamespace(add_run_tags=add_run_tags)
+    given = KafkaBatch(kafka=kafka, batch_id=batch_id, ranges=["orders:0:0:10"])
+    monkeypatch.setattr(RangeReader, "read_topic", lambda *_, **__: iter([]))
+    given.store_letters_by(
+        LetterProducers(kafka), on_first=partial(given._mark_set_aside, instance, "run1")
+    )
+    for offset in (3, 4):
+        given.set_aside(message(offset), "late")
+    assert tagged == marked
+    assert len(topic.letters) == 2

@@ -1,0 +1,115 @@
+"""Bad records through a killed run, in both forms of runs at once, with Kafka and Dagster."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from dagster_rebalance.core.model.letters import Letter, parse_record
+from dagster_rebalance.testing.deadline import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.deployment import DagsterDeployment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
+PARTITIONS, RECORDS, BAD_EACH = 2, 2_000, 5
+GROUPS = ("bad_batches", "bad_stream")
+
+
+def produce(kafka: KafkaCluster) -> set[str]:
+    """Produce numbers, some of them bad, and return the keys of the letters."""
+    producer = Producer(kafka.client_config())
+    bad = set()
+    for number in range(RECORDS):
+        partition, offset = number % PARTITIONS, number // PARTITIONS
+        is_bad = offset % (RECORDS // PARTITIONS // BAD_EACH) == 7
+        producer.produce("bad", f"{'bad' if is_bad else ''}{number}", partition=partition)
+        if is_bad:
+            bad.add(f"bad-{partition}-{offset}")
+    assert producer.flush(30) == 0
+    return bad
+
+
+def letters_of(kafka: KafkaCluster, group: str) -> list[Letter]:
+    topic = f"{group}-dead"
+    with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
+        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        records = consumer.consume(until, timeout=60.0)
+    found = [parse_record(one.key(), one.value(), one.headers()) for one in records]  # type: ignore[arg-type]
+    letters = [one for one in found if isinstance(one, Letter)]
+    assert len(letters) == until
+    return letters
+
+
+def committed(kafka: KafkaCluster, group: str) -> int:
+    with closing(Consumer({**kafka.client_config(), "group.id": group})) as consumer:
+        wanted = [TopicPartition("bad", number) for number in range(PARTITIONS)]
+        try:
+            return sum(max(0, found.offset) for found in consumer.committed(wanted, timeout=30))
+        except KafkaException:  # the coordinator of a new group has to be found first
+            return 0
+
+
+@pytest.mark.timeout(900)
+def test_bad_records_become_one_letter_each_through_a_killed_run(
+    kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
+) -> None:
+    kafka_broker.create_topic("bad", partitions=PARTITIONS)
+    for group in GROUPS:
+        kafka_broker.create_topic(f"{group}-dead")
+        (root / group).mkdir(exist_ok=True)
+        (root / f"{group}_hold").touch()
+    bad = produce(kafka_broker)
+
+    with dagster.instance() as instance:
+
+        def wait(what: str, condition: Callable[[str], object]) -> None:
+            wait_until(
+                lambda: all(map(condition, GROUPS)) or None,
+                timeout_s=400,
+                what=lambda: (
+                    f"{what}; {[(run.job_name, run.status) for run in instance.get_runs()]}"
+                ),
+                interval_s=0.5,
+            )
+
+        for group in GROUPS:
+            dagster.ui.start_sensor("shop", f"{group}_sensor")
+        wait("records to be set aside", lambda group: (root / f"{group}_at_work").exists())
+        before = {group: letters_of(kafka_broker, group) for group in GROUPS}
+        assert all(before.values())
+        for group in GROUPS:
+            os.kill(int((root / f"{group}_at_work").read_text()), signal.SIGKILL)
+            (root / f"{group}_hold").unlink()
+        wait("all commits", lambda group: committed(kafka_broker, group) == RECORDS)
+        for group in GROUPS:
+            letters = letters_of(kafka_broker, group)
+            assert Counter(letter.key for letter in letters) == Counter(bad)
+            assert {letter.group_id for letter in letters} == {group}
+            assert letters[: len(before[group])] == before[group], "of the killed run"
+            assert all("is no number" in letter.reason for letter in letters)
+            rows = [
+                value
+                for file in (root / group).iterdir()
+                for value in file.read_text().split("\n")
+                if value
+            ]
+            assert len(rows) == len(set(rows)) == RECORDS - len(bad)
+        wait(
+            "materializations",
+            lambda group: instance.get_latest_materialization_event(
+                dg.AssetKey(f"{group}_numbers")
+            ),
+        )
