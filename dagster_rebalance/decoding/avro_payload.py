@@ -60,9 +60,9 @@ def open_reader(
 ) -> tuple[Column, Callable[[bytes], Any], DecodeMany | None]:
     """Return the column of the reader's schema, a function that decodes, and one for columns.
 
-    The latter decodes payloads with the same first five bytes into an array, and returns it with
-    the rows that have to be decoded by the first function. It returns None, or raises an error, if
-    these are all. With `as_python`, there is no such function, and values do not
+    The latter decodes payloads with the same schema id into an array, and returns it with the rows
+    that have to be decoded by the first function. It returns None, or raises an error, if these are
+    all. With `as_python`, there is no such function, and values do not
     include the numbers of their union branches.
     """
     register_exact_readers()
@@ -86,8 +86,8 @@ def open_reader(
         frame = parse_frame(payload)
         return plan(frame.schema_id).read(payload, frame.schema_id, frame.starts_at)
 
-    def decode_many(payloads: Sequence[bytes]) -> tuple[Any, list[int]] | None:
-        frame = parse_frame(payloads[0])
+    def decode_many(payloads: Any) -> tuple[Any, list[int]] | None:
+        frame = parse_frame(payloads[0].as_py())
         many = plan(frame.schema_id).many
         return None if many is None else many.read(payloads, frame.starts_at)
 
@@ -173,28 +173,31 @@ class _ReadMany:
             vectors = None
         return cls(for_writer, for_reader, os.urandom(_MARK_BYTES), column, vectors)
 
-    def read(self, payloads: Sequence[bytes], starts_at: int) -> tuple[Any, list[int]]:
-        """Return the values as an array, and its rows that have to be decoded otherwise."""
+    def read(self, payloads: Any, starts_at: int) -> tuple[Any, list[int]]:
+        """Return the values of a binary array, and its rows that have to be decoded otherwise."""
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         size = _TOGETHER
         if self.vectors is not None:
-            size = max(1, len(payloads) * _BYTES_TOGETHER // max(1, sum(map(len, payloads))))
+            length = pc.sum(pc.binary_length(payloads)).as_py()
+            size = max(1, len(payloads) * _BYTES_TOGETHER // length)
         arrays: list[Any] = []
         doubtful: list[int] = []
         for first in range(0, len(payloads), size):
-            array, rows = self._read_chunk(payloads[first : first + size], starts_at)
+            array, rows = self._read_chunk(payloads.slice(first, size), starts_at)
             arrays.append(array)
             doubtful += [first + row for row in rows]
         return (arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)), doubtful
 
-    def _read_chunk(self, chunk: Sequence[bytes], starts_at: int) -> tuple[Any, Sequence[int]]:
+    def _read_chunk(self, chunk: Any, starts_at: int) -> tuple[Any, Sequence[int]]:
         import pyarrow as pa
 
         try:
             if self.vectors is not None:
                 return self.vectors.read(chunk, starts_at)
-            return self.column.array_of(self._read([one[starts_at:] for one in chunk])), ()
+            values = self._read([one[starts_at:] for one in chunk.to_pylist()])
+            return self.column.array_of(values), ()
         except MemoryError:
             raise
         except Exception:  # noqa: BLE001 - the other decoder finds the reason

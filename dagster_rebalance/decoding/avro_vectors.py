@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.decoding.avro_schemas import BRANCH, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from dagster_rebalance.decoding.avro_schemas import Pair
     from dagster_rebalance.decoding.columns import Column
@@ -43,16 +43,16 @@ class UnsupportedError(Exception):
 class Cursor:
     """The payloads, the position in each of them, and the rows that are doubtful."""
 
-    def __init__(self, payloads: Sequence[bytes], starts_at: int) -> None:
+    def __init__(self, payloads: Any, starts_at: int) -> None:
         import numpy as np
 
         self.np = np
-        lengths = np.fromiter(map(len, payloads), np.int64, len(payloads))
-        # A read after the end of the last payload finds zeros.
-        self.raw = b"".join([*payloads, bytes(_MAX_VARINT_BYTES)])
-        self.data = np.frombuffer(self.raw, np.uint8)
-        self.ends = np.cumsum(lengths)
-        self.at = self.ends - lengths + starts_at
+        _, bounds, data = payloads.buffers()
+        places = np.frombuffer(bounds, np.int32)[payloads.offset :][: len(payloads) + 1]
+        self.raw = memoryview(data)
+        self.data = np.frombuffer(data, np.uint8)
+        self.ends = places[1:].astype(np.int64)
+        self.at = places[:-1].astype(np.int64) + starts_at
         self.is_doubtful = np.zeros(len(payloads), np.bool_)
 
     def doubt(self, rows: Rows, mask: Any) -> None:
@@ -60,7 +60,7 @@ class Cursor:
         self.is_doubtful[rows] |= mask
 
     def bytes_at(self, places: Any) -> Any:
-        """Return bytes of the payloads; zeros after their end."""
+        """Return bytes of the payloads; any bytes after their end, where a row is doubtful."""
         return self.data[self.np.minimum(places, len(self.data) - 1)]
 
     def skip(self, rows: Rows, size: Any) -> Any:
@@ -144,8 +144,8 @@ class VectorReader:
         self._named: dict[str, Pair] = {}
         self._read = self._reader(*pair, column)
 
-    def read(self, payloads: Sequence[bytes], starts_at: int) -> tuple[Any, list[int]]:
-        """Return the values as an array, and the rows of it that have to be decoded otherwise."""
+    def read(self, payloads: Any, starts_at: int) -> tuple[Any, list[int]]:
+        """Return the values of a binary array, and its rows that have to be decoded otherwise."""
         cursor = Cursor(payloads, starts_at)
         array = self._read(cursor, slice(None))
         cursor.is_doubtful |= cursor.at != cursor.ends

@@ -6,6 +6,9 @@ was stored. The code runs on Spark's executors and in runs without Spark.
 
 from __future__ import annotations
 
+import base64
+import json
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.model.errors import UndecodableError
@@ -27,11 +30,11 @@ POSITION_DDL = "topic STRING, partition INT, offset BIGINT, reason STRING"
 def batch_decoder(
     decoders: Sequence[Decoder], on_undecodable: OnUndecodable
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return a function that decodes record batches; see `apply_policy`."""
+    """Return a function that decodes record batches whose headers are JSON; see `apply_policy`."""
 
     def decode(batches: Iterable[Any]) -> Iterator[Any]:
         opened = [decoder.open() for decoder in decoders]
-        for batch in batches:
+        for batch in map(_with_headers, batches):
             columns, reasons = decode_columns(batch, opened)
             yield apply_policy(batch, columns, reasons, on_undecodable)
 
@@ -39,13 +42,16 @@ def batch_decoder(
 
 
 def undecodable_finder(decoders: Sequence[Decoder]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return a function that finds the positions and the reasons of undecodable records."""
+    """Return a function that finds the positions and the reasons of undecodable records.
+
+    The headers of the record batches are JSON.
+    """
 
     def find(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
         opened = [decoder.open() for decoder in decoders]
-        for batch in batches:
+        for batch in map(_with_headers, batches):
             _, reasons = decode_columns(batch, opened)
             given = pa.array(reasons, pa.string())
             columns = [batch.column(name) for name in ("topic", "partition", "offset")]
@@ -56,69 +62,94 @@ def undecodable_finder(decoders: Sequence[Decoder]) -> Callable[[Iterable[Any]],
     return find
 
 
+def _headers_type() -> Any:
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+def _with_headers(batch: Any) -> Any:
+    """Return a batch with lists of headers in place of their JSON."""
+    import pyarrow as pa
+
+    names, arrays = list(batch.schema.names), list(batch.columns)
+    at = names.index("headers")
+    if arrays[at].null_count == len(batch):
+        arrays[at] = pa.nulls(len(batch), _headers_type())
+    else:
+        lists = [None if text is None else json.loads(text) for text in arrays[at].to_pylist()]
+        for header in chain.from_iterable(filter(None, lists)):
+            value = header.get("value")
+            header["value"] = None if value is None else base64.b64decode(value)
+        arrays[at] = pa.array(lists, _headers_type())
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
 def decode_columns(
     batch: Any, decoders: Sequence[OpenDecoder]
 ) -> tuple[dict[str, Any], list[str | None]]:
     """Return the decoded columns of a batch, and per record the reason for a failure, or None."""
+    import pyarrow as pa
+
     header_names = _header_names(batch)
     columns, reasons = {}, []
     for decoder in decoders:
-        payloads = batch.column(decoder.part).to_pylist()
+        payloads = batch.column(decoder.part).cast(pa.binary())  # Spark can send large_binary
         columns[decoder.part], of_part = decode_array(decoder, payloads, header_names)
         reasons.append(of_part)
+    if len(reasons) == 1:
+        return columns, reasons[0]
     joined = ["; ".join(filter(None, each)) or None for each in zip(*reasons, strict=True)]
     return columns, joined
 
 
 def decode_array(
-    decoder: OpenDecoder, payloads: Iterable[bytes | None], header_names: Iterable[Sequence[str]]
+    decoder: OpenDecoder, payloads: Any, header_names: Sequence[Sequence[str]]
 ) -> tuple[Any, list[str | None]]:
     """Return the decoded payloads as an array, and per payload the reason for a failure, or None.
 
-    Payloads of one schema are decoded together, except for those that need the decoder of single
-    payloads, which also finds the reasons.
+    `payloads` is a binary array of Arrow. Payloads of one schema are decoded together, except for
+    those that need the decoder of single payloads, which also finds the reasons.
     """
     import pyarrow as pa
 
-    given, names = list(payloads), list(header_names)
-    arrays, rows, others = _decode_together(decoder, given, names)
+    arrays, rows, others = _decode_together(decoder, payloads, header_names)
     if not arrays:
-        return _decode_each(decoder, given, names)
-    reasons: list[str | None] = [None] * len(given)
+        return _decode_each(decoder, payloads.to_pylist(), header_names)
+    reasons: list[str | None] = [None] * len(payloads)
     if others:
         array, of_others = _decode_each(
-            decoder, [given[at] for at in others], [names[at] for at in others]
+            decoder,
+            payloads.take(pa.array(others)).to_pylist(),
+            [header_names[at] for at in others],
         )
         arrays.append(array)
-        rows += others
+        rows.append(others)
         for at, reason in zip(others, of_others, strict=True):
             reasons[at] = reason
     if len(arrays) == 1:
         return arrays[0], reasons
-    places = [0] * len(given)
-    for place, row in enumerate(rows):  # the last place of a row counts
+    places = [0] * len(payloads)
+    for place, row in enumerate(chain.from_iterable(rows)):  # the last place of a row counts
         places[row] = place
     return pa.concat_arrays(arrays).take(pa.array(places, pa.int64())), reasons
 
 
 def _decode_together(
-    decoder: OpenDecoder, payloads: Sequence[bytes | None], header_names: Sequence[Sequence[str]]
-) -> tuple[list[Any], list[int], list[int]]:
+    decoder: OpenDecoder, payloads: Any, header_names: Sequence[Sequence[str]]
+) -> tuple[list[Any], list[Sequence[int]], list[int]]:
     """Return arrays of payloads that were decoded together, their rows, and the other rows."""
-    others: list[int] = []
+    import pyarrow as pa
+
+    arrays: list[Any] = []
+    rows: list[Sequence[int]] = []
     if decoder.decode_many is None:
-        return [], [], others
-    groups: dict[bytes, list[int]] = {}
-    for at, (payload, names) in enumerate(zip(payloads, header_names, strict=True)):
-        if payload is None or (names and decoder.has_guid(names)):
-            others.append(at)
-        else:
-            groups.setdefault(payload[:HEADER_BYTES], []).append(at)
-    arrays, rows = [], []
-    for group in groups.values():
-        given: list[Any] = [payloads[at] for at in group]
+        return arrays, rows, []
+    groups, others = _groups(decoder, payloads, header_names)
+    for group in groups:
+        is_all = len(group) == len(payloads)
         try:
-            decoded = decoder.decode_many(given)
+            decoded = decoder.decode_many(payloads if is_all else payloads.take(pa.array(group)))
         except UndecodableError:
             decoded = None
         if decoded is None:
@@ -126,9 +157,30 @@ def _decode_together(
             continue
         array, doubtful = decoded
         arrays.append(array)
-        rows += group
+        rows.append(group)
         others += [group[at] for at in doubtful]
     return arrays, rows, others
+
+
+def _groups(
+    decoder: OpenDecoder, payloads: Any, header_names: Sequence[Sequence[str]]
+) -> tuple[Iterable[Sequence[int]], list[int]]:
+    """Return the rows of each schema id, and the rows without a payload or with a GUID."""
+    import pyarrow.compute as pc
+
+    guids = {at for at, names in enumerate(header_names) if names and decoder.has_guid(names)}
+    frames = pc.binary_slice(payloads, 0, HEADER_BYTES if decoder.is_framed else 0)
+    frames = frames.dictionary_encode()
+    if len(frames.dictionary) == 1 and not frames.null_count and not guids:
+        return [range(len(payloads))], []
+    groups: dict[int, list[int]] = {}
+    others = []
+    for at, frame in enumerate(frames.indices.to_pylist()):
+        if frame is None or at in guids:
+            others.append(at)
+        else:
+            groups.setdefault(frame, []).append(at)
+    return groups.values(), others
 
 
 def _decode_each(

@@ -17,8 +17,9 @@ from dagster_rebalance.core.model.errors import UndecodableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    DecodeMany = Callable[[Sequence[bytes]], tuple[Any, list[int]] | None]
-    """Decodes payloads into an array, and returns it with the rows that are decoded otherwise."""
+    DecodeMany = Callable[[Any], tuple[Any, Sequence[int]] | None]
+    """Decodes a binary array of payloads, and returns the values as an array with the rows that are
+    decoded otherwise."""
 
 MAX_DIGITS = 38
 """Precision of a decimal in Spark."""

@@ -72,10 +72,14 @@ class Decoder:
                 self.schema, self.writer, as_python=as_python
             )
         elif self.format == "protobuf":
-            column, decode = protobuf.open_reader(self.schema, self.writer, self.message)
+            column, decode, decode_many = protobuf.open_reader(
+                self.schema, self.writer, self.message
+            )
         else:
             writer = None if self.format == "plain_json" else self.writer
-            column, decode = json_schema.open_reader(self.schema, writer, as_python=as_python)
+            column, decode, decode_many = json_schema.open_reader(
+                self.schema, writer, as_python=as_python
+            )
         guid_header = "" if self.format == "plain_json" else GUID_HEADERS[self.part]
         # Only the column of JSON checks values by the reader's schema.
         is_unconverted = as_python and self.format in {"avro", "protobuf"}
@@ -87,9 +91,8 @@ class Decoder:
 class OpenDecoder:
     """A decoder that is ready for payloads of `part` and returns values of `column`.
 
-    `decode_many` decodes payloads with the same first five bytes into an array, and returns it with
-    the rows that have to be decoded one by one. It returns None, or raises an error, if these are
-    all.
+    `decode_many` decodes payloads with the same schema id into an array, and returns it with the
+    rows that have to be decoded one by one. It returns None, or raises an error, if these are all.
     """
 
     part: str
@@ -98,6 +101,11 @@ class OpenDecoder:
     _decode: Callable[[bytes], Any]
     _convert: Callable[[Any], Any] | None
     _guid_header: str
+
+    @property
+    def is_framed(self) -> bool:
+        """Whether payloads begin with the id of a schema."""
+        return bool(self._guid_header)
 
     def has_guid(self, header_names: Iterable[str]) -> bool:
         """Whether a header identifies the schema of a payload."""

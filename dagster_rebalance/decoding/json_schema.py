@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.model.errors import UndecodableError
 from dagster_rebalance.decoding import columns
 from dagster_rebalance.decoding.columns import Nesting
+from dagster_rebalance.decoding.json_columns import JsonColumnReader, UnsupportedError
 from dagster_rebalance.decoding.json_validation import InexactFloat, JsonValidator, to_decimal
 from dagster_rebalance.decoding.wire_format import parse_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-    from dagster_rebalance.decoding.columns import Column
+    from dagster_rebalance.decoding.columns import Column, DecodeMany
     from dagster_rebalance.decoding.wire_format import SchemaText
 
 
@@ -61,10 +62,11 @@ _DESCRIBING = {"properties", "$ref", *_CHOICES}
 
 def open_reader(
     schema: SchemaText, writer: Callable[[int], SchemaText] | None, *, as_python: bool = False
-) -> tuple[Column, Callable[[bytes], Any]]:
-    """Return the column of the reader's schema, and a function that decodes.
+) -> tuple[Column, Callable[[bytes], Any], DecodeMany | None]:
+    """Return the column of the reader's schema, a function that decodes, and one for columns.
 
-    Without `writer`, payloads have no frame. With `as_python`, all JSON objects become dicts.
+    Without `writer`, payloads have no frame. With `as_python`, all JSON objects become dicts, and
+    there is no function for columns, as for schemas that are not read by column.
     """
     own = JsonValidator(schema)
     try:
@@ -94,7 +96,31 @@ def open_reader(
         validator.validate(value, text, is_exact=parser.last_inexact is last_inexact)
         return value
 
-    return column, decode
+    return column, decode, None if as_python else _decode_many(schema, own, writer, column)
+
+
+def _decode_many(
+    schema: SchemaText,
+    validator: JsonValidator,
+    writer: Callable[[int], SchemaText] | None,
+    column: Column,
+) -> DecodeMany | None:
+    """Return a function that decodes payloads of the reader's schema by column, if it can."""
+    try:
+        by_column = JsonColumnReader(validator.root, column.arrow(), validator.steps)
+    except UnsupportedError:
+        return None
+
+    def decode(payloads: Any) -> tuple[Any, Sequence[int]] | None:
+        starts_at = 0
+        if writer is not None:
+            frame = parse_frame(payloads[0].as_py())
+            if writer(frame.schema_id) != schema:
+                return None
+            starts_at = frame.starts_at
+        return by_column.read(payloads, starts_at)
+
+    return decode
 
 
 def _refuse_constant(constant: str) -> None:

@@ -110,6 +110,11 @@ class JsonValidator:
             msg = f"unusable JSON schema: {text}"
             raise UndecodableError(msg) from problem
 
+    @property
+    def steps(self) -> int:
+        """The maximum number of times that a part of the schema is applied to one value."""
+        return self._cost.steps
+
     def validate(self, value: object, text: bytes, *, is_exact: bool) -> None:
         """Validate a value, whose JSON is `text`; raise UndecodableError if it is invalid.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime, timedelta, timezone
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import UndecodableError
@@ -18,8 +19,12 @@ from dagster_rebalance.decoding.wire_format import parse_frame
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dagster_rebalance.decoding.columns import Column
-    from dagster_rebalance.decoding.wire_format import SchemaText
+    from dagster_rebalance.decoding.columns import Column, DecodeMany
+    from dagster_rebalance.decoding.wire_format import Frame, SchemaText
+
+    _Get = Callable[[Any], Any]
+    """Returns the value of a field of a message, for Arrow."""
+    _Part = tuple[str, Column, _Get]
 
 _FILE = "registered.proto"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -42,17 +47,23 @@ _WRAPPERS = {
 
 def open_reader(
     schema: SchemaText, writer: Callable[[int], SchemaText], message: str
-) -> tuple[Column, Callable[[bytes], Any]]:
-    """Return the column of a message (by default the first one), and a function that decodes."""
+) -> tuple[Column, Callable[[bytes], Any], DecodeMany]:
+    """Return the column of a message, a function that decodes, and one for columns.
+
+    The default of `message` is the first message of the schema.
+    """
     from google.protobuf.message_factory import GetMessageClass
 
     file = _load_file(schema)
     descriptor = _message_by_name(file, message) if message else _message_at(file, (0,))
     column = _message_column(descriptor, Nesting())
+    is_struct = column.ddl.startswith("STRUCT")
+    parts = _message_parts(descriptor, Nesting().within(descriptor.full_name)) if is_struct else []
     message_class = GetMessageClass(descriptor)
     writers: dict[int, Any] = {}
 
-    def decode(payload: bytes) -> Any:
+    def parse(payload: bytes) -> Frame:
+        """Return the frame of a payload; raise UndecodableError if it is of another message."""
         frame = parse_frame(payload, has_indexes=True)
         if frame.schema_id not in writers:
             writers[frame.schema_id] = _load_file(writer(frame.schema_id))
@@ -60,13 +71,51 @@ def open_reader(
         if written != descriptor.full_name:
             msg = f"it is a message {written}, and {descriptor.full_name} is expected"
             raise UndecodableError(msg)
+        return frame
+
+    def decode(payload: bytes) -> Any:
+        frame = parse(payload)
         try:
             return message_class.FromString(payload[frame.starts_at :])
         except Exception as problem:
-            msg = f"it is not a message {written}: {type(problem).__name__}"
+            msg = f"it is not a message {descriptor.full_name}: {type(problem).__name__}"
             raise UndecodableError(msg) from problem
 
-    return column, decode
+    def decode_many(payloads: Any) -> tuple[Any, Sequence[int]] | None:
+        import pyarrow.compute as pc
+
+        first = payloads[0].as_py()
+        starts_at = parse(first).starts_at
+        frames = pc.binary_slice(payloads, 0, starts_at)
+        if not parts or not pc.all(pc.equal(frames, first[:starts_at])).as_py():
+            return None
+        data = pc.binary_replace_slice(payloads, 0, starts_at, b"")
+        return _read_many(data.to_pylist(), message_class, parts)
+
+    return column, decode, decode_many
+
+
+def _read_many(
+    payloads: Sequence[bytes], message_class: Any, parts: Sequence[_Part]
+) -> tuple[Any, Sequence[int]] | None:
+    """Return messages as an array, and its rows that have to be decoded otherwise."""
+    import pyarrow as pa
+
+    parse = message_class.FromString
+    messages, doubtful = [], []
+    for row, data in enumerate(payloads):
+        try:
+            messages.append(parse(data))
+        except Exception:  # noqa: BLE001, PERF203 - the other decoder finds the reason
+            messages.append(message_class())
+            doubtful.append(row)
+    try:
+        arrays = [pa.array(list(map(get, messages)), column.arrow()) for _, column, get in parts]
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - a value does not fit its column
+        return None
+    return pa.StructArray.from_arrays(arrays, names=[name for name, *_ in parts]), doubtful
 
 
 def _load_file(schema: SchemaText) -> Any:
@@ -116,21 +165,24 @@ def _message_column(descriptor: Any, nesting: Nesting) -> Column:
         return wrapped.converted_by(lambda one: one.value)
     if name in _FREE or name in nesting or not descriptor.fields:
         return columns.STRING.converted_by(_to_json)
-    inner = nesting.within(name)
-    fields = [(field.name, _field_column(field, inner)) for field in descriptor.fields]
-    getters = [
-        (field.name, _getter(field, column.convert))
-        for field, (_, column) in zip(descriptor.fields, fields, strict=True)
-    ]
+    parts = _message_parts(descriptor, nesting.within(name))
 
     def convert(message: Any) -> dict[str, Any]:
-        return {name: get(message) for name, get in getters}
+        return {name: get(message) for name, _, get in parts}
 
-    return columns.struct(fields).converted_by(convert)
+    return columns.struct([part[:2] for part in parts]).converted_by(convert)
 
 
-def _getter(field: Any, convert: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+def _message_parts(descriptor: Any, nesting: Nesting) -> list[_Part]:
+    """Return the name, the column and the getter of each field."""
+    fields = [(field, _field_column(field, nesting)) for field in descriptor.fields]
+    return [(field.name, column, _getter(field, column.convert)) for field, column in fields]
+
+
+def _getter(field: Any, convert: Callable[[Any], Any] | None) -> _Get:
     name, has_presence = field.name, field.has_presence and not _is_repeated(field)
+    if not has_presence and convert is None:
+        return attrgetter(name)
 
     def get(message: Any) -> Any:
         # Called on the type, because a field may be named HasField.

@@ -37,7 +37,7 @@ _PICKLED = (
 # A framed payload has five bytes or more, the first of them 0.
 _SCHEMA_IDS = (
     "collect_set(CASE WHEN length({0}) >= 5 AND substring({0}, 1, 1) = X'00' "
-    "THEN CAST(conv(hex(substring({0}, 2, 4)), 16, 10) AS BIGINT) END) AS {0}"
+    "THEN substring({0}, 2, 4) END) AS {0}"
 )
 
 
@@ -47,7 +47,7 @@ def schema_ids(frame: DataFrame, parts: Sequence[str]) -> dict[str, list[int]]:
         return {}
     with explained_read_errors():
         (row,) = frame.selectExpr(*(_SCHEMA_IDS.format(part) for part in parts)).collect()
-    return {part: sorted(row[part]) for part in parts}
+    return {part: sorted(int.from_bytes(one, "big") for one in row[part]) for part in parts}
 
 
 def decoded_frame(
@@ -64,9 +64,23 @@ def decoded_frame(
         types[UNDECODABLE] = UNDECODABLE_DDL
     ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in types.items())
     pickle_by_value()
-    decoded = frame.mapInArrow(batch_decoder(decoders, on_undecodable), ddl)
+    decoded = _for_python(frame).mapInArrow(batch_decoder(decoders, on_undecodable), ddl)
     # Writers by range use it to recognize two parts of one read.
     return decoded.withMetadata("range_start", frame.schema["range_start"].metadata)
+
+
+def _for_python(frame: DataFrame) -> DataFrame:
+    """Return a frame of `read_ranges` with the headers of a record as JSON.
+
+    Spark computes the size of its Arrow batch after each row, which takes as long as the batch has
+    rows if a column has lists. With lists of headers, decoding would take three times as long.
+    """
+    return frame.selectExpr(
+        *(
+            "to_json(headers) AS headers" if one == "headers" else quoted(one)
+            for one in frame.columns
+        )
+    )
 
 
 def undecodable_records(
@@ -77,7 +91,7 @@ def undecodable_records(
     The decoders must have all schemas of the records.
     """
     pickle_by_value()
-    found = frame.mapInArrow(undecodable_finder(decoders), POSITION_DDL)
+    found = _for_python(frame).mapInArrow(undecodable_finder(decoders), POSITION_DDL)
     with explained_read_errors():
         return [tuple(row) for row in found.collect()]
 

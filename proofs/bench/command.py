@@ -68,6 +68,7 @@ class Benchmark(enum.Enum):
     HELP = "help"
     TRACKER = "tracker"
     DECODED = "decoded"
+    DECODED_IN_SPARK = "decoded_in_spark"
     IDLE = "idle"
     INGEST = "spark_ingest"
     WRITES = "write_by_range"
@@ -126,7 +127,8 @@ class _Parts:
     @cached_property
     def spark(self) -> SparkConnectServer:
         """A warm Spark Connect server."""
-        return self._started("Spark Connect", SparkConnectServer())
+        server = SparkConnectServer(libraries=(decoding.spark_avro(),))
+        return self._started("Spark Connect", server)
 
     @cached_property
     def spark_delta(self) -> SparkConnectServer:
@@ -151,7 +153,8 @@ def bench(
         int,
         typer.Option(
             min=2000,
-            help="Records of poll_overhead, readers, decoded, arrow_parquet and spark_ingest.",
+            help="Records of poll_overhead, readers, decoded, decoded_in_spark, arrow_parquet and "
+            "spark_ingest.",
         ),
     ] = 2_000_000,
     marks: Annotated[int, typer.Option(min=1000, help="Records of tracker.")] = 1_000_000,
@@ -230,6 +233,9 @@ def bench(
                 Benchmark.COORDINATOR: lambda: coordinator.measure(parts.nodes, **held),
                 Benchmark.TRACKER: lambda: tracker.measure(runs=runs, marks=marks, step=step),
                 Benchmark.DECODED: lambda: decoding.measure(runs=runs, records=records, step=step),
+                Benchmark.DECODED_IN_SPARK: lambda: decoding.measure_in_spark(
+                    parts.streamed, parts.spark, runs=runs, records=records, step=step
+                ),
                 Benchmark.IDLE: lambda: idle.measure(runs=runs, turns=turns, step=step),
                 Benchmark.LATENCY: lambda: stream_latency.measure_latency(
                     parts.streamed, **streaming

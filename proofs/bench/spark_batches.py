@@ -10,6 +10,7 @@ import json
 import tempfile
 import time
 from contextlib import contextmanager
+from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ _INGEST_PARTITIONS = 4
 _WRITES = {(1, 1_000): 3, (4, 1_000): 3, (4, 60_000): 2, (64, 1_024): 1}
 """Ranges and records of a write, and writes per run."""
 _WARM_UP = 2
+_VALUE = json.dumps({"number": 12345, "cents": 995, "pad": "x" * 60}).encode()
 _PRODUCE_LIMIT_S = 120.0
 
 
@@ -127,8 +129,10 @@ def measure_writes(
     return entries
 
 
-def fill(kafka: KafkaCluster, sizes: Sequence[int]) -> str:
+def fill(kafka: KafkaCluster, sizes: Sequence[int], values: Sequence[bytes] = (_VALUE,)) -> str:
     """Create a topic with so many records in each partition, and return its name.
+
+    The records have the values in turn.
 
     Raises:
         BrokerError: Kafka did not confirm them in time.
@@ -143,9 +147,8 @@ def fill(kafka: KafkaCluster, sizes: Sequence[int]) -> str:
             "queue.buffering.max.messages": 1_000_000,
         }
     )
-    value = json.dumps({"number": 12345, "cents": 995, "pad": "x" * 60}).encode()
     for partition, size in enumerate(sizes):
-        for _ in range(size):
+        for value in islice(cycle(values), size):
             while True:
                 try:
                     producer.produce(topic, value, partition=partition)

@@ -6,13 +6,17 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import fastavro
+import pyarrow as pa
 from confluent_kafka import Message
 from google.protobuf import descriptor_pb2
 
 from dagster_rebalance import KafkaBatch, OffsetRange
+from dagster_rebalance.decoding.batches import decode_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from dagster_rebalance.decoding.decoder import OpenDecoder
 
 Json = Any
 """A schema or a value of JSON."""
@@ -42,6 +46,12 @@ def batch(*values: bytes | None, keys: Iterable[bytes | None] = (), **more: Any)
         for at, (key, value) in enumerate(zip(given, values, strict=True))
     ]
     return KafkaBatch.for_testing([OffsetRange("orders", 0, 0, len(values))], messages=messages)
+
+
+def decoded_array(
+    decoder: OpenDecoder, payloads: Iterable[bytes | None], header_names: Sequence[Sequence[str]]
+) -> tuple[Any, list[str | None]]:  # of pyarrow, which has no types
+    return decode_array(decoder, pa.array(list(payloads), pa.binary()), header_names)
 
 
 def proto_file(

@@ -13,10 +13,9 @@ import pyarrow as pa
 import pytest
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.batches import decode_array
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
-from tests.decoding.records import ORDER, Json, avro, framed
+from tests.decoding.records import ORDER, Json, avro, decoded_array, framed
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
 NODE = {
@@ -49,7 +48,7 @@ def decoder(reader: Json, *writers: Json, **more: Json) -> Decoder:
 def read(reader: Json, value: object, writer: Json = None) -> Json:
     """Return a value that Arrow must be able to hold."""
     written = reader if writer is None else writer
-    array, reasons = decode_array(decoder(reader, written).open(), [avro(1, written, value)], [()])
+    array, reasons = decoded_array(decoder(reader, written).open(), [avro(1, written, value)], [()])
     assert reasons == [None]
     return array.to_pylist()[0]
 
@@ -134,7 +133,7 @@ def test_records_of_several_writer_schemas_are_resolved() -> None:
         avro(1, first, {"id": 1, "gone": "x"}),
         avro(2, second, {"id": 1 << 40, "note": "n"}),
     ]
-    array, reasons = decode_array(opened, payloads, [(), ()])
+    array, reasons = decoded_array(opened, payloads, [(), ()])
     assert reasons == [None, None]
     assert array.to_pylist() == [{"number": 1, "note": None}, {"number": 1 << 40, "note": "n"}]
 
@@ -152,7 +151,7 @@ def test_union_of_references_has_a_member_per_type() -> None:
     other = {"type": "record", "name": "Refund", "fields": [{"name": "id", "type": "long"}]}
     references = (("shop.Order", json.dumps(ORDER)), ("Refund", json.dumps(other)))
     reader = decoder(["shop.Order", "Refund"], ORDER, other, references=references)
-    array, reasons = decode_array(
+    array, reasons = decoded_array(
         reader.open(),
         [avro(1, ORDER, {"id": 1, "item": "pen"}), avro(2, other, {"id": 2})],
         [(), ()],
@@ -266,7 +265,7 @@ def test_undecodable_payload_has_a_reason_and_leaves_others_decoded(
 ) -> None:
     known = KnownSchemas({1: SchemaText(json.dumps(ORDER))}, {7: "there is no schema 7"})
     opened = Decoder("value", "avro", known.by_id[1], known).open()
-    array, reasons = decode_array(opened, [GOOD, payload, None, GOOD], [()] * 4)
+    array, reasons = decoded_array(opened, [GOOD, payload, None, GOOD], [()] * 4)
     good = {"id": 1, "item": "pen"}
     assert array.to_pylist() == [good, None, None, good]
     assert [why is None for why in reasons] == [True, False, True, True]
@@ -277,7 +276,7 @@ def test_value_too_large_for_its_column_is_refused_alone() -> None:
     kind = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
     wide = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
     payloads = [avro(1, record(d=wide), {"d": Decimal(text)}) for text in ("1.25", "12345.25")]
-    array, reasons = decode_array(
+    array, reasons = decoded_array(
         decoder(record(d=kind), record(d=wide)).open(), payloads, [(), ()]
     )
     assert array.to_pylist() == [{"d": Decimal("1.25")}, None]
@@ -296,14 +295,14 @@ def test_memory_error_fails_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("fastavro.schemaless_reader", full)
         with pytest.raises(MemoryError):
-            decode_array(opened, [GOOD[:-1]], [()])
+            decoded_array(opened, [GOOD[:-1]], [()])
 
     def full_arrow(*_: object) -> None:
         raise pa.ArrowMemoryError
 
     monkeypatch.setattr(pa, "array", full_arrow)
     with pytest.raises(MemoryError):
-        decode_array(opened, [GOOD], [()])
+        decoded_array(opened, [GOOD], [()])
 
 
 def test_schema_guid_in_a_header_is_refused() -> None:
@@ -428,7 +427,7 @@ def test_union_value_keeps_its_type(
     """Fastavro alone would promote it to the first branch that fits, and lose digits."""
     for more in ({}, {"b": ("int", 0)}):
         opened = decoder(record(u=branches, **more), record(u=branches)).open()
-        array, reasons = decode_array(opened, [framed(1, data)], [()])
+        array, reasons = decoded_array(opened, [framed(1, data)], [()])
         assert reasons == [None]
         values = array.to_pylist()[0]["u"].items()
         assert {name: one for name, one in values if one is not None} == {f"member{member}": found}

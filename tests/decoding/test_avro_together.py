@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from dagster_rebalance.decoding.avro_columns import column_of
 from dagster_rebalance.decoding.avro_schemas import parse, resolve_many
 from dagster_rebalance.decoding.avro_vectors import UnsupportedError, VectorReader
-from dagster_rebalance.decoding.batches import decode_array
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
-from tests.decoding.records import ORDER, Json, avro, framed
+from tests.decoding.records import ORDER, Json, avro, decoded_array, framed
 from tests.decoding.schema_pairs import pairs, payload_of, values_of
 
 if TYPE_CHECKING:
@@ -40,14 +39,14 @@ def counted(decoder: OpenDecoder, payloads: Sequence[bytes | None]) -> tuple[Jso
     """Return the decoded payloads, the reasons, and how many payloads were decoded together."""
     together = 0
 
-    def many(group: Sequence[bytes]) -> tuple[Json, list[int]] | None:
+    def many(group: Json) -> tuple[Json, Sequence[int]] | None:
         nonlocal together
         assert decoder.decode_many is not None
         decoded = decoder.decode_many(group)
         together += 0 if decoded is None else len(group) - len(decoded[1])
         return decoded
 
-    array, reasons = decode_array(
+    array, reasons = decoded_array(
         replace(decoder, decode_many=many), payloads, [()] * len(payloads)
     )
     return array, reasons, together
@@ -83,8 +82,8 @@ def test_payloads_decoded_together_equal_those_decoded_alone(
     with pytest.MonkeyPatch.context() as patched:
         if not has_numpy:
             patched.setitem(sys.modules, "numpy", None)
-        array, reasons = decode_array(decoder, payloads, [()] * len(payloads))
-    alone = decode_array(replace(decoder, decode_many=None), payloads, [()] * len(payloads))
+        array, reasons = decoded_array(decoder, payloads, [()] * len(payloads))
+    alone = decoded_array(replace(decoder, decode_many=None), payloads, [()] * len(payloads))
     assert list(map(_without_address, reasons)) == list(map(_without_address, alone[1]))
     assert array.type == alone[0].type
     assert array.equals(alone[0]) or str(array) == str(alone[0])  # NaN
@@ -162,7 +161,7 @@ def test_times_are_read_as_numbers_within_the_bounds_of_python(
         payload_of(1, schema, {"t": number}) for number in (first, last)
     ]
     array, reasons, together = counted(decoder, payloads)
-    alone = decode_array(replace(decoder, decode_many=None), payloads, [(), ()])
+    alone = decoded_array(replace(decoder, decode_many=None), payloads, [(), ()])
     assert (array, reasons) == alone
     assert (reasons, together) == ([None, None], 2)
     for beyond in (first - 1, last + 1):

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from dagster_rebalance.core.model.errors import UndecodableError
-from dagster_rebalance.decoding.batches import decode_array
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.decoding.wire_format import SchemaText
-from tests.decoding.records import Json, framed
+from tests.decoding.records import Json, decoded_array, framed
 
 ORDER = {
     "type": "object",
@@ -63,7 +62,7 @@ def test_column_of_each_json_type() -> None:
         "either": 7,
         "more": "left out",
     }
-    array, reasons = decode_array(opened, [payload(value)], [()])
+    array, reasons = decoded_array(opened, [payload(value)], [()])
     assert reasons == [None]
     assert array.to_pylist() == [
         {
@@ -152,7 +151,7 @@ def test_optional_field_of_confluents_java_serializer_is_a_column(choice: str) -
     opened = decoder(text({"type": "object", "properties": properties})).open()
     assert opened.column.ddl == "STRUCT<`name`: STRING, `id`: BIGINT>"
     values: list[dict[str, Any]] = [{"name": "bob", "id": 5}, {"name": None, "id": None}]
-    array, reasons = decode_array(opened, map(payload, values), [()] * 2)
+    array, reasons = decoded_array(opened, map(payload, values), [()] * 2)
     assert (array.to_pylist(), reasons) == (values, [None, None])
 
 
@@ -188,7 +187,7 @@ def test_object_has_the_properties_of_all_its_schemas(schema: dict[str, Any], dd
     opened = decoder(text(schema)).open()
     assert opened.column.ddl == ddl
     value = {"a": 1, "b": 2}
-    array, reasons = decode_array(opened, [payload(value)], [()])
+    array, reasons = decoded_array(opened, [payload(value)], [()])
     assert reasons == [None]
     (found,) = array.to_pylist()
     assert found in (json.dumps(value), {name: value.get(name) for name in found})
@@ -216,7 +215,7 @@ def test_object_must_have_the_required_properties_of_all_its_schemas() -> None:
 )
 def test_invalid_payload_has_a_reason_and_leaves_others_decoded(given: bytes, reason: str) -> None:
     """The reason names the place and the rule, but never the value."""
-    array, reasons = decode_array(
+    array, reasons = decoded_array(
         decoder(text(ORDER)).open(), [payload({"id": 1}), given, payload({"id": 2})], [()] * 3
     )
     assert [one and one["id"] for one in array.to_pylist()] == [1, None, 2]

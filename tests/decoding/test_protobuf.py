@@ -10,10 +10,9 @@ import pytest
 from google.protobuf import descriptor_pool, message_factory
 
 from dagster_rebalance.core.model.errors import ConfigurationError, UndecodableError
-from dagster_rebalance.decoding.batches import decode_array
 from dagster_rebalance.decoding.decoder import Decoder
 from dagster_rebalance.kafka.schema_registry import Registry
-from tests.decoding.records import framed, proto_file, proto_message
+from tests.decoding.records import decoded_array, framed, proto_file, proto_message
 
 if TYPE_CHECKING:
     from google.protobuf import descriptor_pb2
@@ -67,7 +66,7 @@ def test_message_indexes_select_a_nested_message(registry: HttpRegistry) -> None
     opened = decoder(registry, "lines", "shop.Order.Line").open()
     assert opened.column.ddl == "STRUCT<`raw`: BINARY, `number`: DECIMAL(20,0)>"
     data = written(file, "shop.Order.Line", raw=b"\xff\x00", number=2**64 - 1)
-    array, reasons = decode_array(
+    array, reasons = decoded_array(
         opened,
         [
             framed(schema_id, data, b"\x04\x02\x00"),
@@ -103,7 +102,7 @@ def test_message_becomes_a_struct(registry: HttpRegistry) -> None:
         file, "shop.Order", id=1, lines=[{"raw": b"a"}], at={"seconds": 1, "nanos": 2000}
     )
     unknown = data + b"\x48\x07"  # an enum's number of a newer schema
-    array, reasons = decode_array(
+    array, reasons = decoded_array(
         opened, [framed(schema_id, one, b"\x02\x02") for one in (data, unknown)], [(), ()]
     )
     assert reasons == [None, None]

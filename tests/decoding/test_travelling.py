@@ -39,7 +39,7 @@ columns = {
     "partition": pa.array([0] * count),
     "offset": pa.array(range(count)),
     "timestamp": pa.nulls(count, pa.timestamp("us", "UTC")),
-    "headers": pa.nulls(count, pa.list_(pa.struct([("key", pa.string())]))),
+    "headers": pa.nulls(count, pa.string()),
 }
 batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 shown = "value" if "value" in (found := next(iter(function([batch])))).schema.names else "offset"

@@ -342,7 +342,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
         decoders = decoding.decoders(self._topics(wanted))
         framed = [decoder.part for decoder in decoders if decoder.format != "plain_json"]
-        decoders = with_known_schemas(decoders, in_spark.schema_ids(frame, framed))
+        if framed:
+            records = self.dataframe(spark, ranges=wanted, options=options)
+            decoders = with_known_schemas(decoders, in_spark.schema_ids(records, framed))
         if dead_letters is not None and wanted:
             found = in_spark.undecodable_records(frame, decoders)
             self._store(letters_at(found, self._read_again), dead_letters)
