@@ -23,6 +23,7 @@ from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
 from proofs.bench.entries import Entry, Goal, Sample
+from proofs.bench.streams import BOUNDS, COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
     _Write = Callable[[Sequence[OffsetRange], str], object]
 
-COLUMNS = ("topic", "partition", "offset", "CAST(value AS STRING) AS value")
-BOUNDS = ("range_start", "range_until")
 _INGEST_PARTITIONS = 4
 _WRITES = {(1, 1_000): 3, (4, 1_000): 3, (4, 60_000): 2, (64, 1_024): 1}
 """Ranges and records of a write, and writes per run."""

@@ -24,9 +24,10 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.arrow import output as arrow
 from dagster_rebalance.spark.output import write_parquet_by_range
-from proofs.bench.spark_batches import BOUNDS, COLUMNS
 from proofs.bench.streams import (
     BATCHES,
+    BOUNDS,
+    COLUMNS,
     DELTA,
     GATE,
     ICEBERG_TABLE,

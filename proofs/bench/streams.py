@@ -42,6 +42,8 @@ PEER = "peer"
 """An empty asset and its sensor, without this package."""
 SQLITE, POSTGRES = STORAGES = "SQLite", "Postgres"
 PARQUET, DELTA, ICEBERG = SINKS = "parquet", "delta", "iceberg"
+COLUMNS = ("topic", "partition", "offset", "CAST(value AS STRING) AS value")
+BOUNDS = ("range_start", "range_until")
 GATE = "open"
 ICEBERG_TABLE = "chaos.streamed"
 """A table in the catalog of `proofs.chaos.sinks`."""
@@ -96,7 +98,10 @@ class Body:
     @property
     def environment(self) -> dict[str, str]:
         """Return the environment variables for the code location."""
-        return {_VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": str(ROOT)}
+        found = {_VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": str(ROOT)}
+        if self.sink:
+            found["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # docs/which-engine.md
+        return found
 
     @classmethod
     def from_environment(cls) -> Body:

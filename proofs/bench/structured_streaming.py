@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
-from proofs.bench.spark_batches import COLUMNS
+from proofs.bench.streams import COLUMNS
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.streaming.query import StreamingQuery
