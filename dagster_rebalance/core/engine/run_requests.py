@@ -36,8 +36,8 @@ def due_requests(
     """Return the runs to request now. A `worker` processes the ranges of a partition in order.
 
     One run processes the ranges of a batch that have the same attempt. A failed range gets a
-    separate run; with a `worker`, so does an interrupted range. A batch is not requested while one
-    of its claims is still being written, so it is not split over two runs.
+    separate run; with a `worker`, so does a range that was interrupted twice in a row. A batch is
+    not requested while one of its claims is still being written, so it is not split over two runs.
 
     Failed ranges are requested while fewer than `max_runs` runs are working or requested, longest
     wait first. With a `worker` (a streaming run), other runs do not count. A run that Dagster has
@@ -50,16 +50,19 @@ def due_requests(
         for owned in partitions
         if owned.phase.may_plan and owned.pending and (batch_id := owned.pending.claimed_batch)
     }
-    together: dict[tuple[str, int, bool], list[OffsetRange]] = {}
+    together: dict[tuple[str, int, int, bool], list[OffsetRange]] = {}
     alone: list[tuple[float, BatchRequest]] = []
     unsubmitted: dict[str, RunSnapshot] = {}
     for entry in (e for owned in partitions for e in _requestable(owned, now, worker)):
         match entry.progress:
             case InFlight(unsubmitted=RunSnapshot() as run):
                 unsubmitted[run.run_id] = run
-            case ToRequest(attempt, failures=0) as wanted if not (worker and wanted.interruptions):
+            case ToRequest(attempt, failures=0) as wanted if (
+                not worker or wanted.interruptions <= 1
+            ):
                 if entry.batch_id not in partly_claimed:
-                    key = (entry.batch_id, attempt, entry.is_own)
+                    interruptions = wanted.interruptions if worker else 0
+                    key = (entry.batch_id, attempt, interruptions, entry.is_own)
                     together.setdefault(key, []).append(entry.range)
             case _:
                 alone.append((entry.due_at, _request_alone(entry)))
@@ -69,8 +72,10 @@ def due_requests(
         if not any(in_force(directives, range_.topic_partition) for range_ in run.ranges)
     )
     requests |= dict.fromkeys(
-        BatchRequest(batch_id, attempt, tuple(sorted(ranges)), is_own=is_own)
-        for (batch_id, attempt, is_own), ranges in together.items()
+        BatchRequest(
+            batch_id, attempt, tuple(sorted(ranges)), interruptions=interruptions, is_own=is_own
+        )
+        for (batch_id, attempt, interruptions, is_own), ranges in together.items()
     )
     working = {
         run_id

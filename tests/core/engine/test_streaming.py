@@ -186,7 +186,7 @@ world 5 2 | stream r1 0,1 | turn | stream r2 | move r1 r2 0 1 | as r1 | end INTE
 fails WriteOffsets | turn 2 | turn 0.1
 work = none
 answers | turn 2
-work = 0[0,5)
+work = 0[0,5) 1[0,5)
 
 ## reported_batch_id_is_never_begun_again
 world 5 | stream r1 0 | turn | lose 0 | end INTERRUPTED | assign 0 | until_work 1
@@ -240,9 +240,13 @@ reason ~ 4 attempts on orders-0 [0, 5) failed, the last one in streaming run r2
 turn 30
 work = none
 
-## interrupted_range_is_retried_alone
+## ranges_are_retried_together_after_one_interruption_and_alone_after_two
 world 5 2 | stream r1 0,1 | turn | end INTERRUPTED | turn
+work = 0[0,5) 1[0,5)
+end INTERRUPTED | turn 1 | until_work 10
 work = 0[0,5)
+end SUCCEEDED | turn 1 | until_work 10
+work = 1[0,5)
 """
 
 
