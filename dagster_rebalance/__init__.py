@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.orchestration.operators.launchpad import (
         build_kafka_control_job,
+        build_kafka_letters_job,
         build_kafka_rerun_job,
     )
     from dagster_rebalance.orchestration.per_batch.batch_sensor import build_kafka_batch_sensor
@@ -112,6 +113,7 @@ __all__ = [
     "build_kafka_batch_defs",
     "build_kafka_batch_sensor",
     "build_kafka_control_job",
+    "build_kafka_letters_job",
     "build_kafka_rerun_job",
     "build_kafka_stream_defs",
     "plain_json",
@@ -160,6 +162,7 @@ _HOMES = {
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.per_batch.batch_sensor",
     "build_kafka_control_job": "orchestration.operators.launchpad",
+    "build_kafka_letters_job": "orchestration.operators.launchpad",
     "build_kafka_rerun_job": "orchestration.operators.launchpad",
     "build_kafka_stream_defs": "orchestration.definitions",
     "plain_json": "orchestration.resources.registry",

@@ -36,6 +36,7 @@ COMMANDS = dict.fromkeys(
         "explain",
         "letters discard",
         "letters list",
+        "letters replay",
         "letters show",
         "pause",
         "produce",
@@ -50,7 +51,7 @@ COMMANDS = dict.fromkeys(
     "dagster_rebalance.cli.declarations",
 )
 """The module of each command; the function has the command's name, with underscores."""
-_GROUPS = {"letters": "List, show and discard dead letters."}
+_GROUPS = {"letters": "List, show, replay and discard dead letters."}
 
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature of a callback

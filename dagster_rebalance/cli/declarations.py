@@ -200,6 +200,34 @@ def letters_list(
 
 
 @_carried_out_by("letters")
+def letters_replay(
+    keys: Keys = None,
+    *,
+    why: Why,
+    everything: EachOpen = False,
+    containing: Containing = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start the replay.")] = False,
+    runs_at_once: Annotated[
+        int, typer.Option(min=1, help="Maximum number of concurrent runs.")
+    ] = RUNS_AT_ONCE,
+    topic: LetterTopic = "",
+    group: Group = "",
+    by: By = "",
+    bootstrap_server: BootstrapServer = "",
+    command_config: CommandConfig = None,
+) -> None:
+    """Process the records of open letters again with the current code.
+
+    The sensor of the group starts the runs, and the group continues. A letter is marked as replayed
+    after its run has succeeded. Without --yes, the command only shows the plan.
+
+    \b
+    dagster-rebalance letters replay orders-3-1207 --why "fix of 1.4"
+    dagster-rebalance letters replay --all --containing KeyError --why "fix of 1.4" --yes
+    """  # noqa: D301 - click does not rewrap the lines after \b
+
+
+@_carried_out_by("letters")
 def letters_show(
     key: Annotated[
         str,

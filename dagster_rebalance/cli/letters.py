@@ -1,4 +1,4 @@
-"""`dagster-rebalance letters`: list, show and discard dead letters.
+"""`dagster-rebalance letters`: list, show, replay and discard dead letters.
 
 Reasons, keys and records come from other programs, so they are printed without control characters.
 """
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dagster_rebalance.cli.declarations import LettersShown
+from dagster_rebalance.cli.operator_commands import show_plan
 from dagster_rebalance.cli.target import login_name, open_target, read_settings
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.letters import LetterKind, LetterState
@@ -31,7 +32,12 @@ from dagster_rebalance.orchestration.operators.letter_payload import (
     decoded_payload,
     shown_payload,
 )
-from dagster_rebalance.orchestration.operators.letters import LetterRequest, discard
+from dagster_rebalance.orchestration.operators.letters import (
+    LetterRequest,
+    begin_replay,
+    discard,
+    plan_replay,
+)
 from dagster_rebalance.orchestration.operators.requests import time_of
 from dagster_rebalance.orchestration.reporting.member_tables import utc
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
@@ -93,6 +99,31 @@ def letters_list(
             typer.echo(json.dumps({**shown, "letters": [*map(_as_json, found[:limit])]}))
         else:
             _print_list(letter_topic.name, fold, found, limit)
+
+
+def letters_replay(
+    keys: list[str] | None,
+    *,
+    why: str,
+    everything: bool,
+    containing: str,
+    yes: bool,
+    runs_at_once: int,
+    topic: str,
+    group: str,
+    by: str,
+    bootstrap_server: str,
+    command_config: Path | None,
+) -> None:
+    """Plan a replay, and begin it with `yes`."""
+    request = LetterRequest(keys or (), everything, containing, by or login_name(), why, topic)
+    with open_target(group, bootstrap_server, command_config) as target:
+        place = (target.instance, target.kafka)
+        plan = plan_replay(*place, request, runs_at_once=runs_at_once)
+        show_plan(plan.rerun)
+        typer.echo(
+            begin_replay(*place, plan) if yes else "Nothing was started: add --yes to start it."
+        )
 
 
 def letters_show(

@@ -83,7 +83,7 @@ def rerun(
         planned = reruns.plan(
             RerunRequest(selectors, span, by or login_name(), reason, records_per_run, runs_at_once)
         )
-        _show(planned)
+        show_plan(planned)
         typer.echo(reruns.begin(planned) if yes else "Nothing was started: add --yes to start it.")
 
 
@@ -113,7 +113,8 @@ def _check(
         raise ConfigurationError(msg)
 
 
-def _show(planned: RerunPlan) -> None:
+def show_plan(planned: RerunPlan) -> None:
+    """Print the ranges of each run of a rerun, and the ranges that are left out."""
     widened = set(planned.selection.widened)
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     for column in ("partition", "from", "until", "offsets", "run", "note"):

@@ -227,7 +227,7 @@ class SensorTick:
 
     def schedule_reruns(self, ledger: RunLedger, batch_key: str) -> RerunTick:
         """Schedule the reruns of the group. Not for previews."""
-        return schedule_reruns(self.context, self.location, self.kafka.group_id, ledger, batch_key)
+        return schedule_reruns(self.context, self.location, self.kafka, ledger, batch_key)
 
 
 def build_sensor(

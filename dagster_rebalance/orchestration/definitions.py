@@ -35,6 +35,7 @@ from dagster_rebalance.orchestration.builders import (
 )
 from dagster_rebalance.orchestration.operators.launchpad import (
     build_kafka_control_job,
+    build_kafka_letters_job,
     build_kafka_rerun_job,
 )
 from dagster_rebalance.orchestration.per_batch.batch_sensor import (
@@ -47,6 +48,7 @@ from dagster_rebalance.orchestration.reporting.checks import (
     build_lag_check,
     build_stopped_check,
 )
+from dagster_rebalance.orchestration.reporting.letter_checks import build_letters_check
 from dagster_rebalance.orchestration.resources.client_settings import pinned
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
     hardcoded_registry_secrets,
@@ -89,8 +91,9 @@ def build_kafka_batch_defs(settings: BatchDefsSettings) -> dg.Definitions:
 
     Returns:
         The assets, the job, the sensor, the operator jobs (`<name>_control` pauses partitions,
-        `<name>_rerun` processes past ranges again), the assets of the group (committed offsets,
-        members and holds, lag) with checks, and the resources.
+        `<name>_rerun` processes past ranges again, `<name>_letters` works with dead letters), the
+        assets of the group (committed offsets, members and holds, lag) with checks, and the
+        resources.
 
     Raises:
         ConfigurationError: There is no asset; an asset does not take a batch, needs run config, or
@@ -140,8 +143,8 @@ def build_kafka_stream_defs(settings: StreamDefsSettings) -> dg.Definitions:
 
     Returns:
         The assets, the job, the sensor, the operator jobs (`<name>_control` pauses partitions,
-        `<name>_rerun` processes past ranges again), the assets of the group with checks, and the
-        resources.
+        `<name>_rerun` processes past ranges again, `<name>_letters` works with dead letters), the
+        assets of the group with checks, and the resources.
 
     Raises:
         ConfigurationError: There is no asset; an asset cannot be called for each batch, or has
@@ -412,16 +415,32 @@ def _definitions(
     ]
     if lag_limit:
         checks.append(build_lag_check(group.lag, kafka_key, lag_limit, catalogue_of))
+    letters = [_letters_asset(group, group_id)] if settings.kafka.dead_letter_topic else []
+    checks += [build_letters_check(one.key, kafka_key) for one in letters]
     return dg.Definitions(
-        assets=[*assets, *topics, offsets, members, lag],
+        assets=[*assets, *topics, offsets, members, lag, *letters],
         asset_checks=checks,
         jobs=[
             job,
             build_kafka_control_job(name=f"{name}_control", kafka_key=kafka_key),
             build_kafka_rerun_job(name=f"{name}_rerun", kafka_key=kafka_key),
+            build_kafka_letters_job(name=f"{name}_letters", kafka_key=kafka_key),
         ],
         sensors=[sensor],
         resources=dict(resources),
+    )
+
+
+def _letters_asset(group: GroupAssets, group_id: str) -> dg.AssetSpec:
+    return dg.AssetSpec(
+        group.letters,
+        description=(
+            f"The open dead letters of consumer group {group_id}: records and ranges that were set "
+            "aside and are neither replayed nor discarded. Plots shows their number over time. In "
+            "an observation, the table largest shows their partitions and reasons."
+        ),
+        group_name="streaming",
+        kinds={"kafka"},
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
     from dagster_rebalance.core.reporting.metrics import MemberState
+    from dagster_rebalance.core.reporting.open_letters import OpenLetters
     from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 
 
@@ -198,6 +199,9 @@ class CataloguePort(GroupRecords, Protocol):
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Report the lag of the group, and whether it is within the limit."""
 
+    def show_letters(self, letters: OpenLetters) -> None:
+        """Report the open dead letters of the group."""
+
     def record_joined(self) -> None:
         """Record that this process has joined."""
 
@@ -215,6 +219,13 @@ class CataloguePort(GroupRecords, Protocol):
 
     def leave_request(self) -> LeaveRequested | None:
         """Return the request to leave if another process has joined, or None."""
+
+
+class NewLettersPort(Protocol):
+    """The dead-letter topic of a group, as the letter report reads it."""
+
+    def read(self) -> OpenLetters:
+        """Read the records since the last call, and return the open letters."""
 
 
 class MeterPort(Protocol):

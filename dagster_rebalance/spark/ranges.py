@@ -180,6 +180,11 @@ def given_records(
     return frame.withMetadata("range_start", _read_metadata(ranges))
 
 
+def joined_reads(read: DataFrame, given: DataFrame, ranges: Iterable[OffsetRange]) -> DataFrame:
+    """Return the records of `read_ranges` and of `given_records` as one read of all the ranges."""
+    return read.unionByName(given).withMetadata("range_start", _read_metadata(ranges))
+
+
 def read_in_plan(frame: Any) -> Mapping[str, Any]:
     """Return the metadata of the one read in the plan of a Connect frame, without the server.
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
+    from dagster_rebalance.core.reporting.open_letters import OpenLetters
     from dagster_rebalance.core.runs.stream_batch import BatchOutcome
     from dagster_rebalance.orchestration.ports import RunError
     from proofs.simulation.dagster_runs import SimulatedDagster
@@ -162,6 +163,10 @@ class SimulatedCatalogue:
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         self._process.must_reach("dagster")
         self._process.tell(str(lag))
+
+    def show_letters(self, letters: OpenLetters) -> None:
+        self._process.must_reach("dagster")
+        self._process.tell(str(letters))
 
     def record_joined(self) -> None:
         self._dagster.joined.append(self._process.incarnation)

@@ -5,29 +5,22 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, get_args
 
-import dagster as dg
 import pytest
 
-from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, OffsetRange
-from dagster_rebalance.core.model.commands import RecordCommit, StoreDeadLetter
-from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance import KafkaConsumerResource
+from dagster_rebalance.core.model.commands import StoreDeadLetter
 from dagster_rebalance.orchestration.reporting.dead_letters import (
     MOST_ERROR_CHARACTERS,
     DeadLetters,
 )
-from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
-from dagster_rebalance.orchestration.storage.names import GroupAssets
 from tests.docs.blocks import ROOT, block_with, run_block
 from tests.orchestration.parts import span
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from dagster_rebalance.core.model.letters import Headers
     from dagster_rebalance.kafka.producers.dead_letter_producer import Delivery
 
 PAGE = "docs/bad-records.md"
-OP = ROOT / "docs" / "bad-records" / "process_again.py"
 POLICIES = "docs/failures.md"
 
 
@@ -43,15 +36,6 @@ class Kept:
     def deliveries(self) -> tuple[Delivery, ...]:
         """Nothing ends."""
         return ()
-
-
-class NoSpark(KafkaSparkResource):
-    """Starts nothing."""
-
-    @property
-    def spark_session(self) -> SparkSession:
-        """Return no session; the tests run no Spark job."""
-        return None  # type: ignore[return-value]
 
 
 def executed(example: str) -> dict[str, Any]:
@@ -97,50 +81,3 @@ def test_policy_settings_of_the_example_are_accepted(monkeypatch: pytest.MonkeyP
         .engine_settings()
     )
     assert (settings.dead_letter_topic, settings.max_attempts) == ("orders-dead", 3)
-
-
-def test_example_op_processes_the_range_of_a_dead_letter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    read: list[tuple[list[OffsetRange], str]] = []
-    written: list[tuple[str, str]] = []
-
-    def read_ranges(_session: object, ranges: list[OffsetRange], config: dict[str, str]) -> str:
-        read.append((ranges, config["bootstrap.servers"]))
-        return "the records"
-
-    monkeypatch.setattr("dagster_rebalance.spark.ranges.read_ranges", read_ranges)
-    monkeypatch.setattr(
-        "dagster_rebalance.spark.output.write_parquet_by_range",
-        lambda frame, path: written.append((frame, path)),
-    )
-    process_again = executed(OP.read_text())["process_again"]
-    resources = {
-        "kafka": KafkaConsumerResource(
-            bootstrap_servers="kafka:9092", group_id="orders", topics=["orders"]
-        ),
-        "spark": NoSpark(),
-    }
-    kept = Kept()
-    failed = OffsetRange("orders", 3, 1200, 1300)
-    DeadLetters(kept, "orders").store(StoreDeadLetter(failed, 1, "b-1", ("r1",)), "no")
-    letter = kept.value.decode()
-    job = dg.GraphDefinition(name="mend", node_defs=[process_again]).to_job(resource_defs=resources)
-    with dg.DagsterInstance.ephemeral() as instance:
-        exhausted = RecordCommit(
-            OffsetRange("orders", 3, 1200, 1300),
-            1,
-            "b",
-            "r",
-            lag=0,
-            claim_to_commit_s=None,
-            drain_s=None,
-            is_dead_letter=True,
-        )
-        Catalogue(
-            instance, GroupAssets.of("orders"), MemberIdentity("blue", "sensor", "p")
-        ).record_commits([exhausted])
-        config = {"ops": {"process_again": {"inputs": {"letter": letter}}}}
-        assert job.execute_in_process(instance=instance, run_config=config).success
-    assert read == [([OffsetRange("orders", 3, 1200, 1300)], "kafka:9092")]
-    assert written == [("the records", "/data/orders")]

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import LastRecorded
     from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.reporting.lag import GroupState, LagLimit
-    from dagster_rebalance.orchestration.ports import RunError
+    from dagster_rebalance.orchestration.ports import NewLettersPort, RunError
 
 E = TypeVar("E")
 Status = dg.DagsterRunStatus
@@ -181,6 +181,7 @@ class Bench:
         start: Callable[[str, Callable[[], None]], None] = at_once,
         group: FakeGroup | None = None,
         lag_limit: LagLimit = NO_LIMIT,
+        new_letters: NewLettersPort | None = None,
     ) -> None:
         self.instance = instance
         self.group = group or FakeGroup({"orders": partitions, "dead": 1})
@@ -221,6 +222,7 @@ class Bench:
             letters,
             start,
             lag_limit=lag_limit,
+            new_letters=new_letters,
             wall_clock=self.group.clock,
         )
         self.member_loop = MemberLoop(parts, self.mailbox)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 
+from dagster_rebalance import KafkaBatch, KafkaConsumerResource
 from dagster_rebalance.core.model.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.orchestration.batch.records import GivenMessages
+from dagster_rebalance.orchestration.storage.run_tags import format_range
 from dagster_rebalance.spark.kafka_options import spark_kafka_options
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.ranges import _read_round, read_ranges
@@ -226,3 +230,28 @@ def test_range_of_several_tasks_is_one_file(
     assert all(row["value"] == row["trace"] for row in rows)
     assert write_parquet_by_range(frame, str(tmp_path / "out")) == 40
     assert [file.name for file in (tmp_path / "out").rglob("*.parquet")] == ["0-40.parquet"]
+
+
+def test_records_of_a_replay_are_one_read_with_those_from_kafka(
+    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
+) -> None:
+    """A letter of a record that Kafka has deleted, and a letter of a range."""
+    topic = kafka_topic(1)
+    filled(kafka_broker, topic, 30)
+    ranges = [OffsetRange(topic, 0, 3, 4), OffsetRange(topic, 0, 10, 15)]
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=kafka_broker.bootstrap_servers, group_id=topic, topics=[topic]
+    )
+    batch = KafkaBatch(kafka=kafka, batch_id="r.abc.1", ranges=[*map(format_range, ranges)])
+    copy = Message(topic=topic, partition=0, offset=3, value=b"copy", timestamp=(0, 0))
+    batch._replayed = GivenMessages(ranges[:1], [copy])
+    spark = SimpleNamespace(spark_session=session, allow_plaintext=True)
+    frame = batch.dataframe(spark)
+    assert offsets(frame) == expected(ranges)
+    assert offsets(batch.dataframe(spark, ranges=ranges[0])) == expected(ranges[:1])
+    assert offsets(batch.dataframe(spark, ranges=ranges[1])) == expected(ranges[1:])
+    path = str(tmp_path / "output")
+    assert write_parquet_by_range(frame.selectExpr("*", "string(value) AS text"), path) == 6
+    rows = {(row["range_start"], row["text"]) for row in session.read.parquet(path).collect()}
+    assert rows == {(3, "copy"), *((10, str(number)) for number in range(10, 15))}
+    assert [message.value() for message in batch.messages()][:2] == [b"copy", b"10"]

@@ -216,7 +216,7 @@ def _chosen(
     wanted = sorted((one for one in newest if one.range in taken), key=lambda one: one.range)
     chosen, left = [], []
     for one in wanted:
-        why = _why_left_out(one, past.committed, of_group)
+        why = why_left_out(one, past.committed, of_group)
         if why:
             left.append(LeftOut(one.range, why))
         else:
@@ -252,7 +252,8 @@ def _replaced(range_: OffsetRange, newer: Sequence[OffsetRange]) -> LeftOut:
     )
 
 
-def _why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[RunSnapshot]) -> str:
+def why_left_out(one: ProcessedRange, committed: int | None, live: Iterable[RunSnapshot]) -> str:
+    """Return why a range cannot be processed again now, given the live runs of the group."""
     if committed is None:
         return "the group has no committed offset, so it will process these offsets itself"
     if one.range.until > committed:

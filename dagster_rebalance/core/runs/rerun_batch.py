@@ -37,6 +37,7 @@ class Rerun:
         at: Seconds since 1970.
         runs_at_once: Maximum number of concurrent runs of the rerun.
         batches: Number of runs of the rerun.
+        letters: The topic of the dead letters that the rerun replays; empty for other reruns.
 
     Raises:
         ConfigurationError: A field is missing or too long.
@@ -48,6 +49,7 @@ class Rerun:
     at: float
     runs_at_once: int = RUNS_AT_ONCE
     batches: int = 1
+    letters: str = ""
 
     def __post_init__(self) -> None:
         for what, text in (("name", self.by), ("reason", self.reason)):
@@ -60,7 +62,8 @@ class Rerun:
             raise ConfigurationError(msg)
 
     def __str__(self) -> str:
-        return f"rerun {self.rerun_id} by {one_line(self.by)}: {one_line(self.reason)}"
+        kind = "replay" if self.letters else "rerun"
+        return f"{kind} {self.rerun_id} by {one_line(self.by)}: {one_line(self.reason)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def batches_of(
         raise ConfigurationError(msg)
     groups: list[list[OffsetRange]] = []
     for range_ in ranges:
-        if groups and _fits(groups[-1], range_, records_per_run):
+        if groups and _fits(groups[-1], range_, records_per_run, len(rerun.letters)):
             groups[-1].append(range_)
         else:
             groups.append([range_])
@@ -108,11 +111,11 @@ def batches_of(
     )
 
 
-def _fits(group: list[OffsetRange], range_: OffsetRange, records_per_run: int) -> bool:
+def _fits(group: list[OffsetRange], range_: OffsetRange, records_per_run: int, taken: int) -> bool:
     return (
         len(group) < MOST_RANGES_PER_RUN
         and sum(map(len, group)) + len(range_) <= records_per_run
-        and len(packed([*group, range_])) <= _MOST_TEXT
+        and len(packed([*group, range_])) <= _MOST_TEXT - taken
     )
 
 

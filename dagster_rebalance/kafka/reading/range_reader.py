@@ -57,7 +57,7 @@ from dagster_rebalance.kafka.reading.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.batches.range_progress import Span
     from dagster_rebalance.kafka.client.settings import Settings
@@ -118,13 +118,19 @@ class RangeReader:
         return self._read(read_rounds(ranges), timeout_s)
 
     def read_topic(
-        self, topic: str, *, since_ms: int | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        topic: str,
+        *,
+        since_ms: int | None = None,
+        positions: Mapping[TopicPartition, int] | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Iterator[list[Message]]:
         """Yield the records that a topic has now, in lists of one client call.
 
         Args:
             topic: The topic.
             since_ms: Leave out the records before the first one with this timestamp or a later one.
+            positions: Leave out the records before these offsets.
             timeout_s: See `read`.
 
         Raises:
@@ -138,6 +144,8 @@ class RangeReader:
         if since_ms is not None:
             at_time = self._cluster.offsets_for_times(dict.fromkeys(partitions, since_ms))
             starts |= {tp: at.offset if at else ends[tp] for tp, at in at_time.items()}
+        for tp, position in (positions or {}).items():
+            starts[tp] = max(starts[tp], position)
         ranges = [
             OffsetRange(*tp, starts[tp], ends[tp]) for tp in partitions if starts[tp] < ends[tp]
         ]

@@ -178,6 +178,11 @@ class BatchLetters:
         """The number of set-aside records."""
         return sum(map(len, self._stored.values()))
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the letters."""
+        return tuple(key for keys in self._stored.values() for key in sorted(keys))
+
     def store(self, letters: Iterable[Letter], topic: str) -> int:
         """Store letters, and return their number after all of them are stored."""
         number = 0

@@ -53,6 +53,7 @@ from dagster_rebalance.orchestration.batch.records import (
     decoded_schema,
     with_known_schemas,
 )
+from dagster_rebalance.orchestration.batch.replayed import single_records
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
     check_no_secrets,
     without_secrets,
@@ -88,6 +89,8 @@ if TYPE_CHECKING:
 
 
 _BATCHES_KEPT = 4
+_MOST_NAMED = 100
+"""Limit of letters in a tag."""
 
 
 @lru_cache(_BATCHES_KEPT)
@@ -144,6 +147,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     _spark_clients: str = PrivateAttr(default="")
     _interruptions: Interruptions | None = PrivateAttr(default=None)
     _letters: BatchLetters | None = PrivateAttr(default=None)
+    _replayed_topic: str = PrivateAttr(default="")
+    _replayed: GivenMessages | None = PrivateAttr(default=None)
 
     @classmethod
     def for_testing(
@@ -276,22 +281,33 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 unencrypted, or an option would change which offsets are read.
             IllegalStateError: A range is not one of the batch.
         """
-        from dagster_rebalance.spark.ranges import given_records, read_ranges
+        from dagster_rebalance.spark.ranges import joined_reads, read_ranges
         from dagster_rebalance.spark.spark_jobs import tag_batch
 
         wanted = self.chosen(ranges)
         session = spark.spark_session
         tag_batch(session, self.batch_id)
-        if not wanted:
-            return given_records(session, (), (), options)
-        return read_ranges(
+        replayed = [range_ for range_ in wanted if self._is_replayed(range_)]
+        left = [range_ for range_ in wanted if not self._is_replayed(range_)]
+        given = None
+        if replayed or not wanted:
+            messages = self._replayed or GivenMessages((), ())
+            given = messages.dataframe(session, replayed, options)
+        if given is not None and not left:
+            return given
+        read = read_ranges(
             session,
-            wanted,
+            left,
             self._spark_options(spark),
             connector_options=options,
             allow_plaintext=getattr(spark, "allow_plaintext", False),
             clients=self._spark_clients,
         )
+        return read if given is None else joined_reads(read, given, wanted)
+
+    def _is_replayed(self, range_: OffsetRange) -> bool:
+        """Whether the record of a range was read before the assets began (`single_records`)."""
+        return self._replayed is not None and len(range_) == 1
 
     def _spark_options(self, spark: HasSparkSession) -> dict[str, Any]:
         # Other resources with a session have no options for Kafka.
@@ -376,11 +392,16 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         return chain.from_iterable(self._read(self.chosen(ranges), timeout_s))
 
     def _read(self, wanted: Sequence[OffsetRange], timeout_s: float) -> Iterator[list["Message"]]:
+        lists: Iterator[list[Message]] = iter(())
+        if self._replayed is not None:
+            given = [range_ for range_ in wanted if self._is_replayed(range_)]
+            lists = ([message] for message in self._replayed.read(given))
+            wanted = [range_ for range_ in wanted if not self._is_replayed(range_)]
         if not wanted:
-            return iter(())
+            return lists
         if self._reader is None:
             self._reader = self.kafka.reader()
-        return self._reader.read_lists(wanted, timeout_s)
+        return chain(lists, self._reader.read_lists(wanted, timeout_s))
 
     def _topics(self, wanted: Iterable[OffsetRange]) -> frozenset[str]:
         """Return the topics whose schemas decode the wanted ranges.
@@ -392,6 +413,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         return frozenset(range_.topic for range_ in wanted) or named - own or own
 
     def _read_again(self, ranges: Sequence[OffsetRange]) -> Iterator["Message"]:
+        if self._replayed is not None:
+            ranges = [own for own in self.offset_ranges if any(map(own.overlaps, ranges))]
         return chain.from_iterable(self._read(ranges, DEFAULT_TIMEOUT_S))
 
     @property
@@ -702,6 +725,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             closing(self.kafka.reader()) as reader,
             closing(LetterProducers(self.kafka)) as producers,
         ):
+            if self._replayed_topic:
+                self._replayed = single_records(
+                    self.kafka, self._replayed_topic, self.offset_ranges, reader
+                )
             self.read_by(reader).store_letters_by(
                 producers,
                 run_id=run.run_id,
@@ -710,6 +737,13 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
             yield self
             self._interruptions.check(run.run_id)
+            self._name_set_aside(instance, run.run_id)
+
+    def _name_set_aside(self, instance: dg.DagsterInstance, run_id: str) -> None:
+        """Record which letters a replay leaves open, if they are few; otherwise all of them."""
+        keys = () if self._letters is None else self._letters.keys
+        if self._replayed_topic and 0 < len(keys) <= _MOST_NAMED:
+            instance.add_run_tags(run_id, {SET_ASIDE_TAG: " ".join((run_id, *keys))})
 
     def _mark_set_aside(self, instance: dg.DagsterInstance, run_id: str) -> None:
         """Record that a rerun did not process all of its records."""
@@ -750,6 +784,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         if rerun_of(self.batch_id):
             store = RerunStore(instance, GroupAssets.of(self.kafka.group_id).reruns_name)
             planned = next((one for one in store.read() if one.batch_id == self.batch_id), None)
+            self._replayed_topic = "" if planned is None else planned.rerun.letters
             return rerun_refusal(own, runs, committed, planned)
         return refusal(own, runs, committed)
 

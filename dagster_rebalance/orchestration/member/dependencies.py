@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         CataloguePort,
         DeadLettersPort,
         MeterPort,
+        NewLettersPort,
         RunsPort,
         WorkPort,
     )
@@ -58,6 +59,7 @@ class MemberDependencies:
         clock_with_suspension: A clock that also counts while the machine is suspended; None if
             `clock` does so itself.
         work: The worker of a streaming run; None for a member that requests runs.
+        new_letters: Reads the dead-letter topic; None without one.
         lag_limit: The limit of the check `lag_within`.
         wall_clock: Seconds since 1970, comparable with the timestamps of records.
         meter: Measures member events; None without OpenTelemetry.
@@ -74,6 +76,7 @@ class MemberDependencies:
     start: Callable[[str, Callable[[], None]], None] = in_thread
     clock_with_suspension: Callable[[], float] | None = None
     work: WorkPort | None = None
+    new_letters: NewLettersPort | None = None
     lag_limit: LagLimit = NO_LIMIT
     wall_clock: Callable[[], float] = time.time
     log: MemberLog = field(default_factory=MemberLog)

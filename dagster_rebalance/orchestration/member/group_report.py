@@ -230,6 +230,12 @@ class GroupReport:
         return stops, lag and self._pace.every_s > 0
 
     @property
+    def is_observer(self) -> bool:
+        """Whether this member owns the partition whose owner reports for the group."""
+        self._look_at_partitions()
+        return self._is_observer
+
+    @property
     def _observes(self) -> bool:
         """Whether this member observes the lag.
 

@@ -37,6 +37,7 @@ from dagster_rebalance.kafka.log_bounds import (
     longest_wait_s,
 )
 from dagster_rebalance.orchestration.member.group_report import GroupReport
+from dagster_rebalance.orchestration.member.letter_report import LetterReport
 from dagster_rebalance.orchestration.member.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.member.queued_records import QueuedRecords
 from dagster_rebalance.orchestration.member.storage_worker import Job, StorageWorker
@@ -119,6 +120,14 @@ class MemberLoop:
         self._report = GroupReport(
             dependencies, self._bounds, partial(self._show, slot="report"), self._note
         )
+
+        letters = dependencies.new_letters
+        self._letter_report: LetterReport | None = None
+        if letters is not None:
+            show = partial(self._show, slot="letters")
+            self._letter_report = LetterReport(
+                dependencies, letters, lambda: self._report.is_observer, show, self._note
+            )
 
     def run(self) -> None:
         """Run until the engine leaves the group.
@@ -264,6 +273,8 @@ class MemberLoop:
             self._drive_work(work)
         if self._report.is_due(self._clock()):
             self._execute("scanning the group for stopped partitions", self._report.step)
+        if self._letter_report is not None:
+            self._letter_report.step()
         self._storage.replace_hung_thread()
         held = self._engine.held
         if held:

@@ -1,4 +1,4 @@
-"""The jobs of operators in Dagster's launchpad: directives and reruns.
+"""The jobs of operators in Dagster's launchpad: directives, reruns and dead letters.
 
 Their forms read no environment variables. Any text of a `dg.Config` may be `{"env": "NAME"}`, and
 Dagster shows the form, so a user with the right to launch runs could read every secret of the run's
@@ -18,6 +18,13 @@ from pydantic.fields import FieldInfo
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.runs.rerun_batch import RECORDS_PER_RUN, RUNS_AT_ONCE
+from dagster_rebalance.orchestration.operators.letters import (
+    LetterRequest,
+    begin_replay,
+    discard,
+    letters_text,
+    plan_replay,
+)
 from dagster_rebalance.orchestration.operators.requests import (
     DirectiveRequest,
     RerunPlan,
@@ -26,6 +33,7 @@ from dagster_rebalance.orchestration.operators.requests import (
     issue_directive,
     span_of,
 )
+from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.orchestration.storage.run_tags import USER_TAG
 
 if TYPE_CHECKING:
@@ -96,7 +104,38 @@ class RerunConfig(dg.Config):
     )
 
 
-_Form = TypeVar("_Form", ControlConfig, RerunConfig)
+class LettersConfig(dg.Config):
+    """The form for dead letters."""
+
+    action: Literal["list", "replay", "discard"] = Field(
+        default="list",
+        description=(
+            "list: count the letters in the log of this run. replay: process their records again "
+            "with the current code. discard: mark them, because nobody will process them."
+        ),
+    )
+    keys: list[str] = Field(
+        default=[], description="The keys of the letters, such as orders-3-1207."
+    )
+    all_open: bool = Field(default=False, description="All open letters, instead of keys.")
+    containing: str = Field(
+        default="", description="With all_open: only letters with this text in their reason."
+    )
+    reason: str = Field(default="", description="The reason. Not for list.")
+    by: str = Field(default="", description=_BY)
+    dry_run: bool = Field(
+        default=True,
+        description=(
+            "Only show the plan of a replay in the log of this run. Set it to false to start the "
+            "runs."
+        ),
+    )
+    topic: str = Field(
+        default="", description="The topic of the letters. Default: dead_letter_topic."
+    )
+
+
+_Form = TypeVar("_Form", ControlConfig, RerunConfig, LettersConfig)
 
 
 def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefinition:
@@ -177,6 +216,51 @@ def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefin
             "by range is replaced. Committed offsets do not change, and the group continues. In "
             "the launchpad, fill in partitions, offsets or times, reason and by. With dry_run: "
             "false, the sensor of the group starts the runs."
+        ),
+    )
+
+
+def build_kafka_letters_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefinition:
+    """Build the job that lists, replays and discards dead letters of a group.
+
+    The group's sensor, and not this job, starts the runs of a replay.
+
+    Args:
+        name: The name of the job.
+        kafka_key: The resource key of the `KafkaConsumerResource` of the group.
+    """
+
+    def execute(
+        context: dg.OpExecutionContext, kafka: "KafkaConsumerResource", form: LettersConfig, by: str
+    ) -> None:
+        if form.action == "list":
+            context.log.info(letters_text(DeadLetterTopic(kafka, form.topic)))
+            return
+        request = LetterRequest(
+            form.keys, form.all_open, form.containing, by, form.reason, form.topic
+        )
+        if form.action == "discard":
+            context.log.info(discard(context.instance, kafka, request))
+            return
+        plan = plan_replay(context.instance, kafka, request)
+        for text in _plan_texts(plan.rerun):
+            context.log.info(text)
+        context.log.info(
+            "Nothing was started: this is a dry run."
+            if form.dry_run
+            else begin_replay(context.instance, kafka, plan)
+        )
+
+    return _operator_job(
+        name,
+        kafka_key,
+        LettersConfig,
+        execute,
+        op_description="Lists dead letters, or stores the request about them.",
+        description=(
+            "Lists, replays or discards dead letters of a consumer group. In the launchpad, fill "
+            "in action, keys or all_open, reason and by. With dry_run: false, the sensor of the "
+            "group starts the runs of a replay."
         ),
     )
 

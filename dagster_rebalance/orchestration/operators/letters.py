@@ -1,4 +1,8 @@
-"""Requests of operators about dead letters."""
+"""Requests of operators about dead letters, for the job and the command line: discard and replay.
+
+A replay is a rerun of the ranges of letters (`Reruns.plan_letters`): the sensor of the group starts
+its runs beside the group, and marks the letters once their run has succeeded (`rerun_tick`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,11 @@ from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebal
 from dagster_rebalance.core.model.letters import LetterState, StateChange
 from dagster_rebalance.core.operators.letter_selection import (
     chosen_letters,
+    newest_first,
 )
+from dagster_rebalance.core.reporting.open_letters import count_letters
+from dagster_rebalance.core.runs.rerun_batch import RUNS_AT_ONCE
+from dagster_rebalance.orchestration.operators.requests import Reruns
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
@@ -21,8 +29,23 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.letters import LetterEntry
+    from dagster_rebalance.core.model.letters import Letter, LetterEntry
+    from dagster_rebalance.orchestration.operators.requests import RerunPlan
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+
+_ROWS_SHOWN = 20
+
+
+class ReplayPlan(NamedTuple):
+    """A replay before it begins.
+
+    Attributes:
+        rerun: The ranges to process again.
+        included: The letters of records that a letter of a range in the plan includes.
+    """
+
+    rerun: RerunPlan
+    included: tuple[Letter, ...]
 
 
 class LetterRequest(NamedTuple):
@@ -62,6 +85,74 @@ class LetterRequest(NamedTuple):
             everything=self.everything,
             containing=self.containing,
         )
+
+
+def letters_text(topic: DeadLetterTopic) -> str:
+    """Return the number of letters, and the open ones by partition and reason, for a log.
+
+    Raises:
+        BrokerError: Kafka did not answer, or there is no such topic.
+    """
+    fold = topic.read()
+    counts = ", ".join(f"{fold.counts[state]} {state.value}" for state in LetterState)
+    found = newest_first(fold.in_state(LetterState.OPEN))
+    letters = [entry.letter for entry in found if entry.letter is not None]
+    rows = count_letters(letters)
+    lines = [f"topic {topic.name}: {counts}; {fold.malformed} other records"]
+    lines += [
+        f"{row.letters} of {row.partition} ({row.kind.value}): {row.reason}"
+        for row in rows[:_ROWS_SHOWN]
+    ]
+    if len(rows) > _ROWS_SHOWN:
+        lines.append(f"and {len(rows) - _ROWS_SHOWN} more reasons")
+    newest = ", ".join(letter.key for letter in letters[:_ROWS_SHOWN])
+    return "\n".join([*lines, *([f"newest: {newest}"] if letters else [])])
+
+
+def plan_replay(
+    instance: dg.DagsterInstance,
+    kafka: KafkaConsumerResource,
+    request: LetterRequest,
+    *,
+    runs_at_once: int = RUNS_AT_ONCE,
+) -> ReplayPlan:
+    """Return the ranges that a replay of letters would process. Nothing is written.
+
+    Raises:
+        BrokerError: Kafka did not answer, or refused.
+        ConfigurationError: See `LetterRequest.chosen`; or no letter can be replayed.
+    """
+    topic = DeadLetterTopic(kafka, request.topic)
+    letters = [entry.letter for entry in request.chosen(topic) if entry.letter is not None]
+    return ReplayPlan(
+        *Reruns(instance, kafka).plan_letters(
+            letters,
+            topic.name,
+            by=request.by.strip(),
+            reason=request.why.strip(),
+            runs_at_once=runs_at_once,
+        )
+    )
+
+
+def begin_replay(
+    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, plan: ReplayPlan
+) -> str:
+    """Store a replay for the sensor, which starts its runs; return a message.
+
+    Letters of records that a letter of a range includes are discarded: the range contains them.
+
+    Raises:
+        BrokerError: Kafka did not answer, or refused.
+        ConfigurationError: A concurrent rerun has claimed some of the ranges.
+    """
+    rerun, now_ms = plan.rerun.rerun, round(time.time() * 1000)
+    why = f"replay {rerun.rerun_id} has a letter of the whole range"
+    DeadLetterTopic(kafka, rerun.letters).change(
+        StateChange(letter.key, LetterState.DISCARDED, rerun.by, why, now_ms)
+        for letter in plan.included
+    )
+    return Reruns(instance, kafka).begin(plan.rerun)
 
 
 def discard(

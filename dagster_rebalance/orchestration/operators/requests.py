@@ -20,8 +20,10 @@ from dagster_rebalance.core.model.directives import (
     resolve_selector,
     resume_command,
 )
-from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.letters import LetterKind
 from dagster_rebalance.core.model.offsets import TopicPartition, names_of, parse_partitions
+from dagster_rebalance.core.operators.replay_selection import GroupPositions, select_letters
 from dagster_rebalance.core.operators.rerun_schedule import steps
 from dagster_rebalance.core.operators.rerun_selection import (
     DisjointRanges,
@@ -38,7 +40,9 @@ from dagster_rebalance.core.runs.rerun_batch import (
     batches_of,
 )
 from dagster_rebalance.kafka.log_bounds import read_bounds
+from dagster_rebalance.orchestration.operators.replayed_letters import mark_replayed
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.dead_letters import recorded_letters
 from dagster_rebalance.orchestration.reporting.member_tables import utc
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
@@ -51,7 +55,8 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.core.model.letters import Letter
+    from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 logger = logging.getLogger(__name__)
@@ -262,6 +267,44 @@ class Reruns:
         batches = batches_of(rerun, selected.ranges, records_per_run=request.records_per_run)
         return RerunPlan(selected, batches)
 
+    def plan_letters(
+        self, letters: Sequence[Letter], topic: str, *, by: str, reason: str, runs_at_once: int
+    ) -> tuple[RerunPlan, tuple[Letter, ...]]:
+        """Return the ranges that a replay of dead letters would process. Nothing is written.
+
+        Args:
+            letters: Open letters.
+            topic: Their topic.
+            by: The operator.
+            reason: The reason.
+            runs_at_once: The maximum number of concurrent runs.
+
+        Returns:
+            The plan, and the letters of records that a letter of a range in the plan includes.
+
+        Raises:
+            BrokerError: Kafka did not answer, or refused.
+            ConfigurationError: No letter can be replayed; the message says why.
+        """
+        rerun = Rerun(uuid.uuid4().hex[:8], by, reason, time.time(), runs_at_once, letters=topic)
+        known = partitions_of(self._instance, self._assets, self._kafka.group_id)
+        named = {letter.range.topic_partition for letter in letters}
+        committed, bounds = self._positions([one for one in known if one in named])
+        failed = {letter.range for letter in letters if letter.kind is LetterKind.RANGE}
+        selected, included = select_letters(
+            letters,
+            GroupPositions(
+                self._kafka.group_id,
+                committed,
+                bounds,
+                recorded_letters(self._instance, self._assets.offsets, failed),
+            ),
+            self._runs.read((), with_live=True),
+            self._store.read(),
+        )
+        batches = batches_of(rerun, selected.ranges, records_per_run=RECORDS_PER_RUN)
+        return RerunPlan(selected, batches), included
+
     def begin(self, plan: RerunPlan) -> str:
         """Store a rerun for the sensor, which starts its runs; return a message.
 
@@ -309,6 +352,11 @@ class Reruns:
         # No tick shows batches that have succeeded since the last one: they are removed.
         finished = dict(steps(batches, runs, ()).done)
         for batch, run_id in finished.items():
+            try:
+                mark_replayed(self._instance, self._kafka, batch, run_id)
+            except BrokerError:
+                self._store.add([batch])  # its run has succeeded: the next tick marks the letters
+                continue
             self._show(batch.rerun, self._catalogue.record_reprocessed, batch, run_id)
         ranges = [range_ for batch in batches if batch not in finished for range_ in batch.ranges]
         self._show_rerun("rerun_cancelled", rerun, f"cancelled, {len(ranges)} ranges left", ranges)
@@ -354,9 +402,7 @@ class Reruns:
     def _past(
         self, partitions: Sequence[TopicPartition], span: Span
     ) -> dict[TopicPartition, PartitionHistory]:
-        with self._kafka.connect() as consumer:
-            stored = consumer.committed(partitions, _PATIENCE_S)
-            bounds = read_bounds(consumer, partitions, _PATIENCE_S)
+        committed, bounds = self._positions(partitions)
         return {
             partition: PartitionHistory(
                 tuple(
@@ -368,11 +414,22 @@ class Reruns:
                         since=span.since or 0.0,
                     )
                 ),
-                None if (found := stored[partition]) is None else found.offset,
+                committed[partition],
                 bounds[partition],
             )
             for partition in partitions
         }
+
+    def _positions(
+        self, partitions: Sequence[TopicPartition]
+    ) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, Bounds]]:
+        """Return the committed offsets, and the bounds of the logs."""
+        if not partitions:
+            return {}, {}
+        with self._kafka.connect() as consumer:
+            stored = consumer.committed(partitions, _PATIENCE_S)
+            bounds = read_bounds(consumer, partitions, _PATIENCE_S)
+        return {tp: None if at is None else at.offset for tp, at in stored.items()}, bounds
 
     def _show_rerun(
         self, event: str, rerun: Rerun, what: str, ranges: Iterable[OffsetRange]

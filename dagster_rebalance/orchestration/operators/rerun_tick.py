@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import dagster as dg
 
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.operators.rerun_schedule import steps
+from dagster_rebalance.orchestration.operators.replayed_letters import mark_replayed
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.runs.ticks import open_instance
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.operators.rerun_schedule import Cancel
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
+    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
     from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 
 _LEASE_NAME = "reruns"
@@ -50,7 +53,7 @@ class RerunTick(NamedTuple):
 def schedule_reruns(
     context: dg.SensorEvaluationContext,
     location: str,
-    group_id: str,
+    kafka: KafkaConsumerResource,
     ledger: RunLedger,
     batch_key: str,
 ) -> RerunTick:
@@ -61,24 +64,25 @@ def schedule_reruns(
     Args:
         context: The context of the tick.
         location: The code location of the sensor.
-        group_id: The consumer group.
+        kafka: The resource of the consumer group.
         ledger: The runs of the group.
         batch_key: The resource key of the batch in the job of the sensor.
     """
     try:
-        return _tick(context, location, group_id, ledger, batch_key)
+        return _tick(context, location, kafka, ledger, batch_key)
     except Exception as error:
-        context.log.exception("the reruns of group %s could not be scheduled", group_id)
+        context.log.exception("the reruns of group %s could not be scheduled", kafka.group_id)
         return RerunTick(notes=(f"reruns could not be scheduled: {error}",))
 
 
 def _tick(
     context: dg.SensorEvaluationContext,
     location: str,
-    group_id: str,
+    kafka: KafkaConsumerResource,
     ledger: RunLedger,
     batch_key: str,
 ) -> RerunTick:
+    group_id = kafka.group_id
     group = GroupAssets.of(group_id)
     store = RerunStore(open_instance(context.instance), group.reruns_name)
     batches = store.read()
@@ -95,7 +99,8 @@ def _tick(
     found = steps(batches, runs, catalogue.directives())
     for cancel in found.cancels:
         _cancel(context, ledger, cancel)
-    _finish(store, catalogue, batches, found.done)
+    done, notes = _marked(context, kafka, found.done)
+    _finish(store, catalogue, batches, done)
     of = {batch.batch_id: batch.rerun for batch in batches}
     requests = tuple(
         dg.RunRequest(
@@ -105,7 +110,7 @@ def _tick(
         )
         for batch_request in found.batch_requests
     )
-    return RerunTick(requests, found.notes, runs)
+    return RerunTick(requests, (*found.notes, *notes), runs)
 
 
 def _other(context: dg.SensorEvaluationContext, group: GroupAssets, own: str) -> str:
@@ -123,6 +128,29 @@ def _cancel(context: dg.SensorEvaluationContext, ledger: RunLedger, cancel: Canc
         ledger.cancel(cancel.run_id, only_unstarted=cancel.only_unstarted)
     except Exception:  # of any launcher; the next tick tries it again
         context.log.exception("run %s could not be cancelled", cancel.run_id)
+
+
+def _marked(
+    context: dg.SensorEvaluationContext,
+    kafka: KafkaConsumerResource,
+    done: Sequence[tuple[RerunBatch, str]],
+) -> tuple[list[tuple[RerunBatch, str]], list[str]]:
+    """Mark the letters of finished replays; return the batches to finish, and messages.
+
+    The next tick repeats a batch whose letters Kafka did not take.
+    """
+    finished, notes, is_silent = [], [], False
+    for batch, run_id in done:
+        if is_silent and batch.rerun.letters:
+            continue
+        try:
+            notes.append(mark_replayed(context.instance, kafka, batch, run_id))
+        except BrokerError as error:
+            is_silent = True
+            notes.append(f"{batch.rerun}: {error}")
+        else:
+            finished.append((batch, run_id))
+    return finished, list(filter(None, notes))
 
 
 def _finish(

@@ -37,6 +37,7 @@ from dagster_rebalance.orchestration.per_batch.hosted_members import MEMBERS, Ho
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
+from dagster_rebalance.orchestration.resources.letter_topic import NewLetters
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
 from dagster_rebalance.orchestration.runs.run_ledger import LIVE_STATUSES, RunLedger
@@ -222,6 +223,9 @@ def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
                     instance, GroupAssets.of(kafka.group_id), host, public_settings(kafka)
                 ),
                 dead_letter_topic=kafka.dead_letter_topic,
+                new_letters=stack.enter_context(NewLetters(kafka))
+                if kafka.dead_letter_topic
+                else None,
                 topics=kafka.topics,
                 clock_with_suspension=process.boot_time_s,
                 lag_limit=lag_limit,

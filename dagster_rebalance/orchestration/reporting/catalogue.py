@@ -33,6 +33,11 @@ from dagster_rebalance.orchestration.reporting.checks import (
     stopped_result,
 )
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings
+from dagster_rebalance.orchestration.reporting.letter_checks import (
+    LETTERS_CHECK,
+    letters_observation,
+    letters_result,
+)
 from dagster_rebalance.orchestration.reporting.member_tables import (
     History,
     member_name,
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.operators.reset_offsets import Move
     from dagster_rebalance.core.reporting.group_status import MemberRecord
     from dagster_rebalance.core.reporting.lag import GroupLag, GroupState, LagLimit
+    from dagster_rebalance.core.reporting.open_letters import OpenLetters
     from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
     from dagster_rebalance.orchestration.ports import RunError, ShownStops
     from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
@@ -271,6 +277,14 @@ class Catalogue:
         last = last_evaluation(self._instance, LAG_CHECK, self._assets.lag)
         if last is None or last.passed is bool(limit.exceeded(lag)):
             self._evaluate(lag_result(lag, limit), LAG_CHECK, self._assets.lag)
+
+    def show_letters(self, letters: OpenLetters) -> None:
+        """Observe the open dead letters, and evaluate the check if its result has changed."""
+        key = self._assets.letters
+        self._instance.report_runless_asset_event(letters_observation(letters, key))
+        last = last_evaluation(self._instance, LETTERS_CHECK, key)
+        if last is None or last.passed is bool(letters.letters):
+            self._evaluate(letters_result(letters), LETTERS_CHECK, key)
 
     def record_joined(self) -> None:
         """Record that this process has joined. The event also notifies the former process."""

@@ -1,33 +1,28 @@
 """Dead letters of ranges whose attempts are exhausted; `core/model/letters.py` has their format.
 
 Such a letter contains no records of the range: the records stay in their topic within its
-retention. Other applications may write to the dead-letter topic, so a dead letter that you read
-from it must be verified.
+retention. Other applications may write to the dead-letter topic, so a letter is verified before its
+range is processed again (`recorded_letters`).
 """
 
 from __future__ import annotations
 
 import json
-import operator
 from collections import deque
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
 
-from dagster_rebalance.core.model.errors import BatchRefusedError
 from dagster_rebalance.core.model.events import DeadLetterFailed, DeadLetterStored
 from dagster_rebalance.core.model.letters import Headers, Letter, LetterKind
-from dagster_rebalance.core.model.offsets import OffsetRange
-from dagster_rebalance.core.model.topics import Topics
-from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from dagster_rebalance.core.model.commands import StoreDeadLetter
+    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.kafka.producers.dead_letter_producer import Delivery
-    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 _RECORDS_PER_QUERY = 100
 MOST_ERROR_CHARACTERS = 8_000
@@ -101,62 +96,40 @@ class DeadLetters:
         )
 
 
-def dead_lettered_range(
-    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, letter: str | bytes
-) -> OffsetRange:
-    """Return the range that a dead letter names, if the group has recorded it.
-
-    You may then process this range again, with the same bounds. The letter alone proves nothing:
-    anyone with write access to its topic could name a range that is done, or of another topic.
+def recorded_letters(
+    instance: dg.DagsterInstance, offsets: dg.AssetKey, ranges: Iterable[OffsetRange]
+) -> frozenset[OffsetRange]:
+    """Return those of some ranges that the group has recorded as dead letters.
 
     Args:
         instance: The instance in which the group records its commits.
-        kafka: The resource of the group.
-        letter: The value of the record.
-
-    Raises:
-        BatchRefusedError: The record is no dead letter of the group, or is not recorded in Dagster.
+        offsets: The offsets asset of the group.
+        ranges: The ranges.
     """
-    try:
-        value = json.loads(letter)
-        range_ = OffsetRange(
-            value["topic"],
-            *(operator.index(value[name]) for name in ("partition", "start", "until")),
-        )
-        group_id = value["group_id"]
-    except (ValueError, TypeError, KeyError) as error:
-        msg = (
-            "this is not a dead letter: it needs the fields topic, partition, start, until and "
-            "group_id"
-        )
-        raise BatchRefusedError(msg) from error
-    if group_id != kafka.group_id or not Topics.of(kafka.topics).have(range_.topic):
-        msg = (
-            f"this dead letter does not belong to group {kafka.group_id} and one of its topics "
-            f"({', '.join(kafka.topics)})"
-        )
-        raise BatchRefusedError(msg)
-    if not _is_recorded(instance, kafka.group_id, range_):
-        msg = (
-            f"Dagster has no record of a dead letter of group {kafka.group_id} for {range_}: "
-            "processing the range again could duplicate its records"
-        )
-        raise BatchRefusedError(msg)
-    return range_
+    left: dict[TopicPartition, set[OffsetRange]] = {}
+    for range_ in ranges:
+        left.setdefault(range_.topic_partition, set()).add(range_)
+    found: set[OffsetRange] = set()
+    for partition, wanted in left.items():
+        for start, until in _recorded(instance, offsets, partition):
+            hits = {range_ for range_ in wanted if (range_.start, range_.until) == (start, until)}
+            found |= hits
+            wanted.difference_update(hits)
+            if not wanted:
+                break
+    return frozenset(found)
 
 
-def _is_recorded(instance: dg.DagsterInstance, group_id: str, range_: OffsetRange) -> bool:
-    wanted = dg.AssetRecordsFilter(
-        GroupAssets.of(group_id).offsets, asset_partitions=[str(range_.topic_partition)]
-    )
+def _recorded(
+    instance: dg.DagsterInstance, offsets: dg.AssetKey, partition: TopicPartition
+) -> Iterator[tuple[object, object]]:
+    """Yield the bounds of the recorded dead letters of a partition, newest first."""
+    wanted = dg.AssetRecordsFilter(offsets, asset_partitions=[str(partition)])
     cursor: str | None = None
-    while True:
-        found = instance.fetch_materializations(wanted, limit=_RECORDS_PER_QUERY, cursor=cursor)
-        for commit in (record.asset_materialization for record in found.records):
+    has_more = True
+    while has_more:
+        page = instance.fetch_materializations(wanted, limit=_RECORDS_PER_QUERY, cursor=cursor)
+        for commit in (record.asset_materialization for record in page.records):
             if commit is not None and "dead_letter" in commit.metadata:
-                bounds = [commit.metadata[name].value for name in ("start", "until")]
-                if bounds == [range_.start, range_.until]:
-                    return True
-        if not found.has_more:
-            return False
-        cursor = found.cursor
+                yield commit.metadata["start"].value, commit.metadata["until"].value
+        cursor, has_more = page.cursor, page.has_more

@@ -13,18 +13,61 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.letters import Letter, LetterFold, Place, parse_record
-from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
+from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, next_offset
+from dagster_rebalance.core.reporting.open_letters import OpenLetterFold
 from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer, Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from typing_extensions import Self
+
     from dagster_rebalance.core.model.letters import LetterEntry, Malformed, StateChange
+    from dagster_rebalance.core.reporting.open_letters import OpenLetters
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 _DELIVERY_SLICE_S = 0.1
 _MOST_IN_FLIGHT = 10_000
+
+
+class NewLetters:
+    """The open letters of the dead-letter topic of a group, read incrementally. A context manager.
+
+    Not thread-safe.
+
+    Args:
+        kafka: The connection to Kafka, and the group.
+
+    Raises:
+        ConfigurationError: The group has no dead-letter topic.
+    """
+
+    def __init__(self, kafka: KafkaConsumerResource) -> None:
+        self._topic = DeadLetterTopic(kafka).name
+        self._reader = kafka.reader()
+        self._positions: dict[TopicPartition, int] = {}
+        self._fold = OpenLetterFold(self._topic)
+
+    def read(self) -> OpenLetters:
+        """Read the records since the last call, and return the open letters.
+
+        Raises:
+            BrokerError: Kafka did not answer, or there is no such topic.
+        """
+        for place, found in _records(
+            self._reader.read_topic(self._topic, positions=self._positions)
+        ):
+            self._fold.add(place, found)
+            partition = TopicPartition(self._topic, place.partition)
+            self._positions[partition] = next_offset(place.offset)
+        return self._fold.open_letters()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reader.close()
 
 
 class DeadLetterTopic:

@@ -149,14 +149,21 @@ def _rerun_text(batch: RerunBatch) -> str:
         rerun.at,
         rerun.reason,
         packed(batch.ranges),
+        *filter(None, [rerun.letters]),  # only in replays, so earlier versions read other reruns
     )
 
 
 def _read_rerun(text: str) -> RerunBatch:
     try:
-        rerun_id, number, batches, runs_at_once, by, at, reason, ranges = json.loads(text)
+        rerun_id, number, batches, runs_at_once, by, at, reason, ranges, *letters = json.loads(text)
         rerun = Rerun(
-            str(rerun_id), str(by), str(reason), float(at), int(runs_at_once), int(batches)
+            str(rerun_id),
+            str(by),
+            str(reason),
+            float(at),
+            int(runs_at_once),
+            int(batches),
+            *map(str, letters),
         )
         return RerunBatch(rerun, int(number), unpacked(str(ranges)))
     except (ConfigurationError, TypeError, ValueError) as error:

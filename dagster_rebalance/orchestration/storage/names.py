@@ -21,17 +21,19 @@ class GroupAssets:
         offsets: The asset for committed offsets, with one partition per topic-partition.
         group: The asset for members and holds.
         lag: The asset for the lag over time.
+        letters: The asset for the open dead letters over time.
     """
 
     offsets: dg.AssetKey
     group: dg.AssetKey
     lag: dg.AssetKey
+    letters: dg.AssetKey
 
     @classmethod
     def of(cls, group_id: str) -> GroupAssets:
         """Return the assets of a group, by its id."""
         part = _key_part(group_id)
-        names = ("offsets", "group", "lag")
+        names = ("offsets", "group", "lag", "dead_letters")
         return cls(*(dg.AssetKey(["kafka", part, name]) for name in names))
 
     @property

@@ -35,6 +35,7 @@ from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import without_secrets
+from dagster_rebalance.orchestration.resources.letter_topic import NewLetters
 from dagster_rebalance.orchestration.runs import process, signals
 from dagster_rebalance.orchestration.runs.external_jobs import stopping
 from dagster_rebalance.orchestration.runs.heartbeat import LAST_EVENT_LIMIT_S, Heartbeat
@@ -470,6 +471,7 @@ class StreamRun:
             dg.DagsterInstance.from_ref(self._context.instance.get_ref()) as instance,
             kafka.connect() as consumer,
             closing(producer) if producer else nullcontext(),
+            NewLetters(kafka) if kafka.dead_letter_topic else nullcontext() as letters,
         ):
             self._wake_member = consumer.wakeup
             self._instance = instance
@@ -485,6 +487,7 @@ class StreamRun:
                 dead_letters=DeadLetters(producer, kafka.group_id) if producer else None,
                 catalogue=StreamCatalogue(instance, kafka, run),
                 dead_letter_topic=kafka.dead_letter_topic,
+                new_letters=letters,
                 topics=kafka.topics,
                 lag_limit=self._lag_limit,
                 log=MemberLog(

@@ -13,6 +13,7 @@ from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.orchestration.operators.launchpad import (
     build_kafka_control_job,
+    build_kafka_letters_job,
     build_kafka_rerun_job,
 )
 from dagster_rebalance.orchestration.operators.requests import (
@@ -275,9 +276,12 @@ def test_form_that_is_not_filled_in_is_valid_and_fails_with_the_missing_fields(
     [
         (build_kafka_control_job, {"action": "stop", "partitions": ["orders"]}),
         (build_kafka_rerun_job, {"partitions": ["orders"]}),
+        (build_kafka_letters_job, {"action": "discard"}),
     ],
 )
-@pytest.mark.parametrize("name", ["by", "reason", "partitions", "runs_at_once", "cancel", "since"])
+@pytest.mark.parametrize(
+    "name", ["by", "reason", "partitions", "runs_at_once", "cancel", "since", "keys", "topic"]
+)
 def test_form_reads_no_environment_variable(
     instance: dg.DagsterInstance,
     build: Callable[..., dg.JobDefinition],
@@ -289,7 +293,7 @@ def test_form_reads_no_environment_variable(
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
     job = dg.Definitions(jobs=[build(name="form")], resources={"kafka": kafka_in_memory()})
     variable = {"env": "KAFKA_PASSWORD"}
-    given = {**config, name: [variable] if name == "partitions" else variable}
+    given = {**config, name: [variable] if name in {"partitions", "keys"} else variable}
     with pytest.raises(dg.DagsterInvalidConfigError) as refused:
         job.resolve_job_def("form").execute_in_process(
             instance=instance, run_config={"ops": {"form_request": {"config": given}}}

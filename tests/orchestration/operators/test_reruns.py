@@ -17,7 +17,7 @@ from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.operators.rerun_selection import Span
 from dagster_rebalance.core.reporting.joined_ranges import JoinedRanges
-from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch, batches_of
 from dagster_rebalance.orchestration import builders
 from dagster_rebalance.orchestration.member.mailbox import Mail
 from dagster_rebalance.orchestration.operators import rerun_tick
@@ -343,10 +343,16 @@ def test_first_of_two_concurrent_reruns_gets_the_ranges(ground: Ground) -> None:
 
 def test_longest_rerun_batch_fits(ground: Ground) -> None:
     """Postgres takes no key of more than 2,704 bytes."""
-    rerun = Rerun("abcdefgh", "\U0001f6d1" * 60, "\U0001f6d1" * 300, 1.0, 2, 1)
-    batch = RerunBatch(rerun, 1, tuple(span(0, n, n + 1) for n in range(10**17, 10**17 + 100, 2)))
-    ground.book.add([batch])
-    assert ground.book.read() == (batch,)
+    letters = [span(0, n, n + 1) for n in range(10**17, 10**17 + 100, 2)]
+    for topic in ("", "d" * 249):
+        rerun = Rerun("abcdefgh", "\U0001f6d1" * 60, "\U0001f6d1" * 300, 1.0, 2, 1, topic)
+        batches = batches_of(rerun, letters, records_per_run=100)
+        ground.book.add(batches)
+        assert ground.book.read() == batches
+        assert (
+            max(map(len, ground.instance.get_dynamic_partitions(ground.assets.reruns_name))) > 900
+        )
+        ground.book.remove(batches)
 
 
 def test_unreadable_rerun_is_an_error(ground: Ground) -> None:

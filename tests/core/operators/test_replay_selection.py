@@ -1,0 +1,115 @@
+"""The ranges of a replay of dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.letters import Letter, LetterKind
+from dagster_rebalance.core.model.offsets import Bounds
+from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
+from dagster_rebalance.core.operators.replay_selection import (
+    GroupPositions,
+    LetterSelection,
+    letter_keys,
+    select_letters,
+)
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
+from tests.core.world import span, tp
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.model.offsets import OffsetRange
+
+REPLAY = Rerun("abc", "ada", "the fix", 0.0, letters="dead")
+
+
+def record(offset: int, partition: int = 0, group_id: str = "shop") -> Letter:
+    return Letter(span(partition, offset, offset + 1), "bad", group_id=group_id)
+
+
+def failed(start: int, until: int, partition: int = 0, group_id: str = "shop") -> Letter:
+    return Letter(span(partition, start, until), "", kind=LetterKind.RANGE, group_id=group_id)
+
+
+def chosen(*letters: Letter, **more: Any) -> LetterSelection:  # noqa: ANN401 - facts of all kinds
+    """The selection in a group that has committed 30 of 100 offsets and recorded each range."""
+    group = GroupPositions(
+        "shop",
+        more.get("committed", {tp(0): 30}),
+        {tp(0): more.get("log", Bounds(0, 100)), tp(1): Bounds(0, 100)},
+        more.get("recorded", [letter.range for letter in letters]),
+    )
+    return select_letters(letters, group, more.get("runs", ()), more.get("planned", ()))
+
+
+def run(batch_id: str, *ranges: OffsetRange, state: RunState = RunState.STARTED) -> RunSnapshot:
+    return RunSnapshot("12345678-run", batch_id, ranges, state)
+
+
+def test_letters_become_their_ranges_in_order() -> None:
+    found = chosen(record(7), failed(20, 25), record(3), record(8, group_id=""))
+    assert found.ranges.ranges == (span(0, 3, 4), span(0, 7, 8), span(0, 8, 9), span(0, 20, 25))
+    assert (found.ranges.left_out, found.ranges.widened, found.included) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("letter", "more", "why"),
+    [
+        (record(7, group_id="other"), {}, "it is a letter of group other"),
+        (record(7, 1), {}, "group shop does not read this partition"),
+        (record(7), {"committed": {tp(0): None}}, "the group has no committed offset"),
+        (record(30), {}, "the group is at offset 30, so it will process"),
+        (failed(29, 31), {}, "the group is at offset 30, so it will process"),
+        (record(7), {"log": Bounds(0, 7)}, "Kafka's log ends at 7: it was truncated"),
+        (failed(5, 9), {"log": Bounds(6, 100)}, "has deleted its records .the log begins at 6."),
+        (failed(5, 9), {"recorded": []}, "Dagster has no record of this dead letter of group"),
+        (record(7), {"runs": [run("b-1", span(0, 0, 10))]}, "run 12345678 of the group may be"),
+        (record(7), {"runs": [run("r.xyz.1", span(0, 0, 10))]}, "run 12345678 already includes"),
+        (
+            record(7),
+            {"planned": [RerunBatch(REPLAY, 1, (span(0, 7, 8),))]},
+            "rerun abc already includes it",
+        ),
+    ],
+)
+def test_letter_that_cannot_be_replayed_is_left_out(
+    letter: Letter, more: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"nothing to replay: orders-.*{why}"):
+        chosen(letter, **more)
+
+
+def test_record_that_kafka_has_deleted_is_replayed_from_its_letter() -> None:
+    assert chosen(record(7), log=Bounds(20, 100), recorded=[]).ranges.ranges == (span(0, 7, 8),)
+
+
+def test_finished_runs_and_runs_on_other_offsets_exclude_nothing() -> None:
+    runs = [
+        run("b-1", span(0, 0, 10), state=RunState.SUCCEEDED),
+        run("b-2", span(0, 10, 20), span(1, 0, 10)),
+        run("r.xyz.1", span(0, 10, 20)),
+        run("r.xyz.2", span(0, 15, 18)),
+    ]
+    planned = [RerunBatch(REPLAY, 1, (span(0, 10, 20),))]
+    assert chosen(record(7), runs=runs, planned=planned).ranges.ranges == (span(0, 7, 8),)
+
+
+def test_letter_of_a_range_includes_those_of_its_records() -> None:
+    found = chosen(record(7), record(12), failed(5, 9), failed(8, 10), record(7))
+    assert found.ranges.ranges == (span(0, 5, 9), span(0, 12, 13))
+    assert found.included == (record(7), record(7))
+    assert [(one.range, one.why) for one in found.ranges.left_out] == [
+        (span(0, 8, 10), f"the letter of {span(0, 5, 9)} includes it"),
+        (span(0, 7, 8), f"the letter of {span(0, 5, 9)} includes it"),
+        (span(0, 7, 8), f"the letter of {span(0, 5, 9)} includes it"),
+    ]
+
+
+def test_letter_of_a_range_of_one_offset_may_have_two_keys() -> None:
+    assert [*letter_keys([span(0, 5, 9), span(1, 7, 8)])] == [
+        span(0, 5, 9).key,
+        span(1, 7, 8).key,
+        f"{tp(1)}-7",
+    ]
