@@ -23,7 +23,7 @@ CORE_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
 MODULES = {
     "cli": tuple(
         f"dagster_rebalance.cli.{name}"
-        for name in ("operator_commands", "produce", "reset", "status")
+        for name in ("letters", "operator_commands", "produce", "prune", "reset", "status")
     ),
     "msk": ("dagster_rebalance.kafka.client.msk_iam", "aws_msk_iam_sasl_signer"),
     "registry": (
@@ -56,7 +56,7 @@ import sys
 from dagster_rebalance.cli.app import main
 
 for command in sys.argv[1:]:
-    sys.argv = ["dagster-rebalance", command, "--help"]
+    sys.argv = ["dagster-rebalance", *command.split(), "--help"]
     try:
         main()
     except SystemExit as end:
