@@ -31,6 +31,7 @@ from dagster_rebalance.outputs.publication import (
     check_duration,
     check_one_file_system,
     explained_publication,
+    failed_files,
     mounted_publisher,
     old_output,
     publish_in_store,
@@ -188,7 +189,10 @@ class _Output:
                 is_old = publish_in_store(self.store, self.root, moves, self.staging)
             else:
                 publish = mounted_publisher()
-                is_old = publish(self.root, list(moves), list(moves.values()), self.staging)
+                obsolete = "\n".join(failed_files(self.root))
+                is_old = publish(
+                    self.root, list(moves), list(moves.values()), self.staging, obsolete
+                )
         if is_old:
             raise old_output(self.path)
         read = store_key if self.store is not None else lambda uri: unquote(urlsplit(uri).path)

@@ -21,6 +21,7 @@ from dagster_rebalance.orchestration.batch.validation import (
     check_assets,
     check_config,
     check_makes_assets,
+    check_one_op,
     check_resources,
     check_retries,
     check_steps,
@@ -236,6 +237,8 @@ def _check(settings: DefsSettings, *, streams: bool) -> None:
         msg = f"{name} is the name of an asset and of the job: give the definitions another name"
         raise ConfigurationError(msg)
     check_assets(name, assets)
+    executable = [asset.node_def for asset in assets if asset.is_executable]
+    check_one_op(name, executable, kafka.on_failure)
     kafka.check_functions()
     if kafka.has_literal_engine_settings:
         engine = _with_known_group(kafka).engine_settings(streams=streams)

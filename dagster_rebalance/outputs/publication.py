@@ -13,18 +13,36 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
-from dagster_rebalance.outputs.layout import STORES
+from dagster_rebalance.outputs.layout import STORES, RangeKey, file_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from dagster_rebalance.core.model.offsets import OffsetRange
 
 OLD_FOLDER = "topic="
 """Begins the names of the folders of version 0.1.0."""
 _CROSS_DEVICE = f"[Errno {errno.EXDEV}]"
+_failed_ranges: list[OffsetRange] = []
 LEFT_OVER_AFTER_S = 2 * 24 * 3600.0
 # Longer than any write, and far below the age at which other writers remove staging folders.
 _STAGING_LIMIT_S = LEFT_OVER_AFTER_S / 2
+
+
+def note_failed_ranges(ranges: Iterable[OffsetRange]) -> None:
+    """Note the larger ranges of which the batch of this process is a part, and which have failed.
+
+    With `on_failure="bisect"`, an attempt may have written a range before it failed. Its file is
+    deleted before the file of a part is published. No offset of the range is committed.
+    """
+    _failed_ranges[:] = ranges
+
+
+def failed_files(root: str) -> list[str]:
+    """Return the files that failed attempts on larger ranges may have written to an output."""
+    keys = (RangeKey(r.topic, r.partition, r.start, r.until) for r in _failed_ranges)
+    return [f"{root}/{file_of(key)}" for key in keys]
 
 
 def refuse_scheme(scheme: str) -> ConfigurationError:
@@ -85,14 +103,17 @@ def _other_file_system(output: str) -> str:
     )
 
 
-def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
+def mounted_publisher() -> Callable[..., bool]:
     """Return a function that publishes on a mounted file system.
 
-    The function takes URIs, and returns True if it refused an output of version 0.1.0. It is a
-    closure with its own imports, so a worker of Spark without this package can run it.
+    The function takes URIs, those of obsolete files as lines of one text, and returns True if it
+    refused an output of version 0.1.0. It is a closure with its own imports, so a worker of Spark
+    without this package can run it.
     """
 
-    def publish_mounted(root: str, sources: list[str], places: list[str], staging: str) -> bool:
+    def publish_mounted(
+        root: str, sources: list[str], places: list[str], staging: str, obsolete: str = ""
+    ) -> bool:
         import contextlib
         import os
         import shutil
@@ -106,6 +127,9 @@ def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
         names = os.listdir(folder) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
         if any(name.startswith(OLD_FOLDER) for name in names):
             return True
+        for uri in filter(None, obsolete.split("\n")):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path_of(uri))  # noqa: PTH107
         for source, place in zip(sources, places, strict=True):
             os.makedirs(os.path.dirname(path_of(place)), exist_ok=True)  # noqa: PTH103, PTH120
             os.replace(path_of(source), path_of(place))  # noqa: PTH105
@@ -141,11 +165,14 @@ def store_key(uri: str) -> str:
 
 def publish_in_store(store: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:
     """Copy staged objects to their targets; return True for an output of version 0.1.0."""
-    from pyarrow.fs import FileSelector
+    from pyarrow.fs import FileSelector, FileType
 
     children = store.get_file_info(FileSelector(store_key(root), allow_not_found=True))
     if any(child.base_name.startswith(OLD_FOLDER) for child in children):
         return True
+    for uri in failed_files(root):
+        if store.get_file_info(store_key(uri)).type != FileType.NotFound:
+            store.delete_file(store_key(uri))
     for source, place in moves.items():
         store.copy_file(store_key(source), store_key(place))
     with suppress(FileNotFoundError):  # nothing was staged, and a store has no empty folders

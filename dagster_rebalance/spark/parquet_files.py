@@ -28,6 +28,7 @@ from dagster_rebalance.outputs.layout import (
 from dagster_rebalance.outputs.publication import (
     OLD_FOLDER,
     explained_publication,
+    failed_files,
     mounted_publisher,
     old_output,
     publish_in_store,
@@ -172,7 +173,8 @@ def _published(session: SparkSession, root: str, moves: Mapping[str, str], stagi
         return publish_in_store(store_of(root), root, moves, staging)
     if is_connect(session) and not _are_seen(moves):
         return _publish_in_worker(session, root, moves, staging)
-    return mounted_publisher()(root, list(moves), list(moves.values()), staging)
+    obsolete = "\n".join(failed_files(root))
+    return mounted_publisher()(root, list(moves), list(moves.values()), staging, obsolete)
 
 
 def _are_seen(uris: Iterable[str]) -> bool:
@@ -183,8 +185,9 @@ def _are_seen(uris: Iterable[str]) -> bool:
 def _publish_in_worker(session: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:
     from pyspark.sql.types import BooleanType
 
-    columns = ["root", "sources", "places", "staging"]
-    arguments = (root, list(moves), list(moves.values()), staging)
+    columns = ["root", "sources", "places", "staging", "obsolete"]
+    obsolete = "\n".join(failed_files(root))
+    arguments = (root, list(moves), list(moves.values()), staging, obsolete)
     session.udf.register(_WORKER_FUNCTION, mounted_publisher(), BooleanType())
     call = f"{_WORKER_FUNCTION}({', '.join(columns)}) AS is_old"
     try:
@@ -215,6 +218,9 @@ def _publish_on_hadoop(session: Any, root: str, moves: Mapping[str, str], stagin
     overwrite[0] = hadoop.Options.Rename.OVERWRITE
     if len(context.util().globStatus(hadoop.Path(path(root), f"{OLD_FOLDER}*")) or ()):
         return True
+    for uri in failed_files(root):
+        if context.util().exists(path(uri)):
+            context.delete(path(uri), False)  # noqa: FBT003
     for source, place in moves.items():
         context.mkdir(path(place).getParent(), hadoop.permission.FsPermission.getDirDefault(), True)  # noqa: FBT003
         context.rename(path(source), path(place), overwrite)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.batches.pipes_payload import SentBatch
+from dagster_rebalance.outputs.publication import note_failed_ranges
 from dagster_rebalance.spark.ranges import read_ranges
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class PipesBatch(SentBatch):
         Raises:
             ConfigurationError: An option is invalid, or the session has no Kafka connector.
         """
+        note_failed_ranges(self.failed_ranges)
         return read_ranges(
             session,
             self.offset_ranges,

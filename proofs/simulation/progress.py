@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.engine.run_requests import batches_in_flight
+from dagster_rebalance.core.engine.run_requests import batches_in_flight, is_part
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import ClaimError
@@ -128,7 +128,8 @@ class Progress:
 
     def _of_work(self, engine: Engine, owned: OwnedPartition, now: float) -> Iterable[Wait]:
         for entry in owned.entries:
-            yield from self._of_entry(engine, owned, entry, now)
+            if not entry.is_waiting:
+                yield from self._of_entry(engine, owned, entry, now)
         if owned.pending is not None:
             yield Wait("for Kafka's confirmation", self._slack_s + self._group.refuses_for_s)
         if owned.lacks_record(now):
@@ -149,7 +150,9 @@ class Progress:
                 yield Wait(following, self._weather.settings.backoff.limit_s + self._slack_s)
             case ToRequest() if engine.settings.worker and _follows(owned, entry):
                 yield Wait(f"{span}: waits for", FOR_OTHERS)
-            case ToRequest(failures=failures) if failures and not _is_offered(engine, entry):
+            case ToRequest(failures=failures) if (failures or is_part(entry)) and not _is_offered(
+                engine, entry
+            ):
                 own = "next, after the current batch"
                 yield Wait(own if engine.settings.worker else "waits for a free run", FOR_OTHERS)
             case ToRequest() if engine.settings.worker:
@@ -235,6 +238,7 @@ class Progress:
                         runs,
                         max_attempts=most,
                         is_early=entry.is_early and not entry.previous_batch_id,
+                        is_part=is_part(entry),
                     )
                 )
                 is not None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.run_snapshot import LIVE, RunSnapshot, RunState
+from dagster_rebalance.core.runs.bisection import Part, whole_batch
 from dagster_rebalance.core.runs.start_check import refusal
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.outputs import Outputs
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+    from dagster_rebalance.core.runs.retry import FailedAttempt
     from dagster_rebalance.core.runs.stream_batch import BatchOutcome
     from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
     from proofs.simulation.clockwork import Clockwork
@@ -50,6 +52,8 @@ class RunLife:
         self.begun: set[tuple[str, OffsetRange]] = set()
         self.early: set[tuple[str, OffsetRange]] = set()
         self.late: set[tuple[str, OffsetRange]] = set()
+        self.tried: dict[OffsetRange, set[OffsetRange]] = {}
+        self.failures: dict[OffsetRange, FailedAttempt] = {}
         self.orders: tuple[Directive, ...] = ()
         self.on_gone: dict[str, Callable[[], None]] = {}
         self.on_cancel: dict[str, Callable[[], None]] = {}
@@ -296,7 +300,8 @@ class RunLife:
         process.has_begun = True
         self.runs[run_id] = me = replace(self.runs[run_id], has_started=True)
         claims = [(me.batch_id, range_) for range_ in me.ranges]
-        others = self.seen([me.batch_id], with_live=True, claims=claims)
+        batch_ids = [*filter(None, [me.batch_id, whole_batch(me.batch_id)])]
+        others = self.seen(batch_ids, with_live=True, claims=claims)
         self._clockwork.let_others(run_id, self._weather.latency())
         why_not = refusal(me, others, self._group.stored)
         why_not = why_not or self._paused(me)
@@ -333,8 +338,16 @@ class RunLife:
         order = next((order for order in orders if order is not None), None)
         return None if order is None else f"it is {order}"
 
+    def _note_part(self, run: RunSnapshot) -> None:
+        """Note the attempts on the parts of a bisected range."""
+        part = Part.parse(run.batch_id)
+        if part is not None:
+            (range_,) = run.ranges
+            self.tried.setdefault(part.bisected(range_), set()).add(range_)
+
     def _work(self, run_id: str) -> None:
         self._must_be_alone(self.runs[run_id])
+        self._note_part(self.runs[run_id])
         self.processes[run_id].is_working = True
         self._clockwork.tell(run_id, "works")
         takes_s = self._weather.working()
@@ -393,7 +406,9 @@ class RunLife:
             self.die(run_id)
         elif self._clockwork.happens(self._weather.runs_die):
             self.die(run_id)
-        elif self._clockwork.happens(self._weather.runs_fail):
+        elif self._clockwork.happens(self._weather.runs_fail) or any(
+            map(self._weather.bad_in, self.runs[run_id].ranges)
+        ):
             process.is_working = False
             self._report(run_id, RunState.FAILED)
         else:
@@ -435,7 +450,12 @@ class RunLife:
             run_id, run.state, done=frozenset(asked[:at]), undone=frozenset(asked[at : at + 1])
         )
         if run.state is RunState.STARTED:
-            self._move(run_id, RunState.FAILED, awaits_retry=self._will_retry(run_id))
+            self._move(
+                run_id,
+                RunState.FAILED,
+                awaits_retry=self._will_retry(run_id),
+                cause=self._weather.cause_of_failure(run.ranges),
+            )
         elif run.state is RunState.CANCELING:
             self._move(run_id, RunState.CANCELED)
 

@@ -25,6 +25,7 @@ _STANDSTILL_S = 600.0
 _LEAVING_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 3.0
 _SHOWN_WITHIN_S = 60.0
+_BAD = 3
 _SLOW_EVERY, _CROWD_EVERY = 7, 41
 _FRAMES = 10_000
 """Waits nest: with Python's limit of 1,000 frames an action could fail for that alone, depending on
@@ -70,6 +71,11 @@ def has_torn(seed: int) -> bool:
     return seed % 5 == 1
 
 
+def has_bad(seed: int) -> bool:
+    """Return whether some records always raise, and are bisected: in every fifth schedule."""
+    return seed % 5 == _BAD
+
+
 def has_replicas(seed: int) -> bool:
     """Return whether code servers have two replicas, and member loops hang."""
     return seed % 4 == 1 and not has_streams(seed)
@@ -97,6 +103,7 @@ def play(
     slow: bool = False,
     crowd: bool = False,
     ahead: bool = False,
+    bad: bool = False,
 ) -> Played:
     """Play the schedule of a seed, with the chosen features."""
     world = World(
@@ -109,6 +116,7 @@ def play(
         slow=slow,
         crowd=crowd,
         ahead=ahead,
+        bad=bad,
     )
     violation = ""
     try:
@@ -139,6 +147,7 @@ def play_all_of(seed: int) -> Played:
         slow=has_slow_storage(seed),
         crowd=has_crowd(seed),
         ahead=has_ahead(seed),
+        bad=has_bad(seed),
     )
 
 
@@ -162,6 +171,7 @@ def _play(world: World, rough_s: float) -> None:
             raise Violation(msg)
         clockwork.run(_LOOK_EVERY_S)
     world.check_all_is_done()
+    world.check_bad_records()
     world.check_is_recorded()
     if world.dagster.stopped:
         clockwork.run(_SHOWN_WITHIN_S)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
+from dagster_rebalance.core.runs.retry import with_error
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from proofs.simulation.clockwork import Violation
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.events import RunsRead
     from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.model.run_snapshot import BatchRequest
+    from dagster_rebalance.core.runs.retry import FailedAttempt
     from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
 
@@ -69,12 +71,11 @@ class StreamingDagster(SimulatedDagster):
         if self.runs[run_id].is_live:
             self._move(run_id, RunState.CANCELED if is_cancelled else RunState.SUCCEEDED)
 
-    def begin_batch(
-        self, run_id: str, batch: BegunBatch, ended: Callable[[BatchOutcome], None]
-    ) -> None:
+    def begin_batch(self, run_id: str, batch: BegunBatch, ended: Callable[..., None]) -> None:
         self.at_work[run_id] = batch
         self.begun |= {(run_id, range_) for range_ in batch.ranges}
         self._must_be_alone(self._at_work(run_id))
+        self._note_part(self._at_work(run_id))
         self._must_be_in_order(run_id, batch)
         self.processes[run_id].is_working = True
         self._clockwork.tell(run_id, f"works on {', '.join(map(str, batch.ranges))}")
@@ -82,7 +83,11 @@ class StreamingDagster(SimulatedDagster):
         self._is_lost_within(run_id, takes_s)
         self._clockwork.after(takes_s, run_id, partial(self._body_ends, run_id, batch, ended))
 
-    def interrupt(self, run_id: str, ended: Callable[[BatchOutcome], None]) -> None:
+    def loses_request(self) -> bool:
+        """Draw whether a request to the storage is lost."""
+        return self._clockwork.happens(self._weather.lost_requests)
+
+    def interrupt(self, run_id: str, ended: Callable[..., None]) -> None:
         """Interrupt the current batch."""
         batch = self.at_work.get(run_id)
         if batch is not None:
@@ -169,9 +174,8 @@ class StreamingDagster(SimulatedDagster):
         for claim in claims:
             batch = StreamBatch.parse(claim[0])
             if batch is not None:
-                yield from batch.as_runs(
-                    (claim[1],), self._stream(batch.run_id), self.left.get(claim)
-                )
+                seen = batch.as_runs((claim[1],), self._stream(batch.run_id), self.left.get(claim))
+                yield from with_error(seen, self.failures.get(claim[1]))
 
     def _stream(self, run_id: str) -> RunSnapshot:
         if run_id in self.deleted and self.processes[run_id].is_over:
@@ -180,9 +184,7 @@ class StreamingDagster(SimulatedDagster):
             return self._shown(run_id)
         return replace(self._shown_deleted(run_id, {}), active_partitions=self.said[run_id])
 
-    def _body_ends(
-        self, run_id: str, batch: BegunBatch, ended: Callable[[BatchOutcome], None]
-    ) -> None:
+    def _body_ends(self, run_id: str, batch: BegunBatch, ended: Callable[..., None]) -> None:
         process = self.processes[run_id]
         if process.is_gone or self.at_work.get(run_id) is not batch:
             return
@@ -191,7 +193,8 @@ class StreamingDagster(SimulatedDagster):
         elif self._clockwork.happens(self._weather.runs_die):
             self.die(run_id)
         else:
-            fails = self._clockwork.happens(self._weather.runs_fail)
+            is_bad = any(map(self._weather.bad_in, batch.ranges))
+            fails = self._clockwork.happens(self._weather.runs_fail) or is_bad
             outcome = BatchOutcome.FAILED if fails else BatchOutcome.SUCCEEDED
             self._clockwork.after(
                 self._weather.latency(),
@@ -204,7 +207,7 @@ class StreamingDagster(SimulatedDagster):
         run_id: str,
         batch: BegunBatch,
         outcome: BatchOutcome,
-        ended: Callable[[BatchOutcome], None],
+        ended: Callable[..., None],
     ) -> None:
         """Materialize a success before its report, which waits for the storage."""
         process = self.processes[run_id]
@@ -220,7 +223,10 @@ class StreamingDagster(SimulatedDagster):
         if outcome is BatchOutcome.SUCCEEDED:
             self.succeeded |= {(batch.batch_id, range_) for range_ in batch.ranges}
         self._clockwork.tell(run_id, f"{outcome.value}: {', '.join(map(str, batch.ranges))}")
-        ended(outcome)
+        if outcome is BatchOutcome.FAILED:
+            ended(outcome, "it raised", self._weather.cause_of_failure(batch.ranges))
+        else:
+            ended(outcome)
 
 
 class SimulatedWork(StreamWorker):
@@ -249,6 +255,7 @@ class SimulatedWork(StreamWorker):
             wake=lambda: None,
             interrupt=lambda: dagster.interrupt(run_id, self.end),
             beat=self._say_there,
+            keep=self._keep_error,
         )
         self._dagster = dagster
         self._reach = reach
@@ -268,6 +275,11 @@ class SimulatedWork(StreamWorker):
                 self._may_begin(range_.topic_partition)
             self._dagster.begin_batch(self.run_id, batch, self.end)
         return seen
+
+    def _keep_error(self, batch: BegunBatch, failed: FailedAttempt) -> None:
+        """Store the error of a batch for the next owner, unless the request is lost."""
+        if not self._dagster.loses_request():
+            self._dagster.failures |= dict.fromkeys(batch.ranges, failed)
 
     def _say_there(self) -> None:
         """Send a heartbeat, which may be lost, as may its answer."""

@@ -17,11 +17,15 @@ from dagster_rebalance.core.batches.engine_settings import (
     LossPolicy,
 )
 from dagster_rebalance.core.batches.planning import BatchLimits
+from dagster_rebalance.core.model.run_snapshot import FailureCause
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.orchestration.runs.canceller import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from proofs.simulation.clockwork import Clockwork
 
 PROTOCOLS = ("consumer", "cooperative", "eager")
@@ -69,6 +73,7 @@ class Weather:
     has_slow_storage: bool = False
     is_crowded: bool = False
     torn: float = 0.0
+    bad_every: int = 0
     launchers_hang: float = 0.0
     launchers_last_s: float = 0.0
     is_calm: bool = False
@@ -139,6 +144,37 @@ class Weather:
         """Let runs of two assets fail often and stop their partition, for people to re-execute."""
         self.assets, self.roughness, self.runs_fail = ("orders", "totals"), 2.0, 0.5
         self.settings = replace(self.settings, max_attempts=1, dead_letter_topic=None)
+
+    def spoil(self) -> None:
+        """Let some records always raise, and bisect their ranges."""
+        chance = self.clockwork.chance
+        self.bad_every, self.assets = chance.choice((5, 17, 60)), ("orders",)
+        self.runs_retry = min(self.runs_retry, 0.5)  # a run that always fails is retried forever
+        limits = replace(self.settings.limits, max_records_per_range=chance.choice((10, 40, 200)))
+        self.settings = replace(
+            self.settings,
+            limits=limits,
+            max_attempts=max(2, self.settings.max_attempts),
+            dead_letter_topic="dead",
+            bisects=True,
+        )
+
+    def is_bad(self, partition: TopicPartition, offset: int) -> bool:
+        """Return whether a record always raises."""
+        number = partition.partition
+        return self.bad_every > 0 and (offset + 3 * number) % self.bad_every == 0
+
+    def bad_in(self, range_: OffsetRange) -> int:
+        """Return the number of bad records in a range."""
+        if not self.bad_every:
+            return 0
+        offsets = range(range_.start, range_.until)
+        return sum(self.is_bad(range_.topic_partition, offset) for offset in offsets)
+
+    def cause_of_failure(self, ranges: Iterable[OffsetRange]) -> FailureCause:
+        """Return why a run on ranges fails: by a bad record, or by chance."""
+        is_bad = any(map(self.bad_in, ranges))
+        return FailureCause.RECORDS if is_bad else FailureCause.ENVIRONMENT
 
     def storage_takes(self) -> float:
         """Draw the time of a request to a slow storage."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import explain_partition
+from dagster_rebalance.core.runs.bisection import Part
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Clockwork, Violation
@@ -23,6 +25,11 @@ from proofs.simulation.progress import ORDERS_KNOWN_WITHIN_S, Progress, is_forei
 from proofs.simulation.replicas import Replicas
 from proofs.simulation.streams import StreamingDagster
 from proofs.simulation.weather import MAX_POLL_S, SESSION_S, Weather
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dagster_rebalance.core.model.claims import Claim
 
 _HOLD_SLACK_S = 6.0
 _SHOWN_WITHIN_S = 40.0
@@ -48,6 +55,7 @@ class World:
         slow: bool = False,
         crowd: bool = False,
         ahead: bool = False,
+        bad: bool = False,
     ) -> None:
         self.has_streams = streams
         self.has_orders = orders
@@ -63,6 +71,8 @@ class World:
             self.weather.crowd()
         if parts:
             self.weather.fail_in_parts()
+        if bad:
+            self.weather.spoil()
         self.weather.settings = replace(self.weather.settings, claims_ahead=ahead)
         self.most_partitions = self.weather.partitions + 2
         self.group = self._coordinator()
@@ -275,8 +285,7 @@ class World:
         }:
             process.check_claimed(partition)
         if not all(
-            claim.until in kept
-            and (kept[claim.until] == claim.batch_id or StreamBatch.parse(kept[claim.until]))
+            _is_kept(claim, kept, new.offset)
             for claim in decode(before).claims
             if claim.until > new.offset
         ):
@@ -290,8 +299,10 @@ class World:
             for letter in self.dagster.letters
             if letter.topic_partition == range_.topic_partition
         ]
+        is_whole = self.weather.bad_every > 0  # a re-execution may do a range that is halved
         if not any(
             (start, until) == (range_.start, range_.until)
+            or (is_whole and start <= range_.start and range_.until <= until)
             for start, until in [*((s, u) for s, u, _ in done), *letters]
         ):
             msg = f"{range_} is committed, but no run has succeeded on it: it is lost"
@@ -490,6 +501,41 @@ class World:
                 msg = f"{partition}: offset {at} is in no successful run: it is lost"
                 raise Violation(msg)
 
+    def check_bad_records(self) -> None:
+        """Check that each bad record is one letter, and the attempts on parts within their bound.
+
+        A letter of a good record is no violation in logs that were cut off.
+        """
+        dagster, ever_cut = self.dagster, self.group.ever_cut
+        for partition in (
+            set(self.group.partitions) - set(ever_cut) if self.weather.bad_every else ()
+        ):
+            letters = {r.start for r in dagster.letters if r.topic_partition == partition}
+            gone = {
+                offset
+                for range_ in self.deleted
+                if range_.topic_partition == partition
+                for offset in range(range_.start, range_.until)
+            }
+            offsets = range(self.group.ends[partition])
+            bad = {offset for offset in offsets if self.weather.is_bad(partition, offset)}
+            done = {
+                offset
+                for start, until, _ in dagster.outputs.done.get(partition, ())
+                for offset in range(start, until)
+            }
+            if letters - bad or bad - letters - gone or done & bad:
+                msg = (
+                    f"{partition}: letters {sorted(letters)}, and the bad records are {sorted(bad)}"
+                )
+                raise Violation(msg)
+        for range_, tried in dagster.tried.items():
+            levels = max(1, (len(range_) - 1).bit_length())
+            most = (2 * levels + 1) * max(1, self.weather.bad_in(range_))
+            if range_.topic_partition not in ever_cut and len(tried) > most:
+                msg = f"{range_} was bisected in {len(tried)} attempts: {sorted(tried)}"
+                raise Violation(msg)
+
     def check_is_recorded(self) -> None:
         """Check that each commit is recorded once, alone or joined with others."""
         # Where a log was cut off, other commits have had the same offsets.
@@ -546,6 +592,16 @@ class World:
             if left:
                 msg = f"{process} has left with {', '.join(left)} above zero"
                 raise Violation(msg)
+
+
+def _is_kept(claim: Claim, kept: Mapping[int, str], offset: int) -> bool:
+    """Return whether a write keeps a claim: for another batch, or in parts if it is bisected."""
+    part = Part.parse(claim.batch_id)
+    if part is not None:
+        return part.until <= offset or Part.parse(kept.get(part.until, "")) is not None
+    other = kept.get(claim.until, "")
+    is_stream = StreamBatch.parse(other) is not None
+    return other == claim.batch_id or is_stream or Part.parse(other) is not None
 
 
 def _is_at(stored: OffsetAndMetadata | None, end: int) -> bool:

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model import commands, events
-from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
-from dagster_rebalance.core.runs.stream_batch import BatchOutcome, batch_ids, is_batch_of
+from dagster_rebalance.core.model.run_snapshot import FailureCause, RunSnapshot, RunState
+from dagster_rebalance.core.runs.retry import FailedAttempt, with_error
+from dagster_rebalance.core.runs.stream_batch import (
+    BatchOutcome,
+    StreamBatch,
+    batch_ids,
+    is_batch_of,
+)
 from dagster_rebalance.core.streaming.batch_tracker import BatchTracker
 from tests.core.world import AT_ONCE, Member, tp
 
@@ -42,6 +48,7 @@ class Stream(Member):
             now=world.now,
         )
         self.interrupts = 0
+        self.failed: dict[str, FailedAttempt] = {}
         world.streams[run_id] = RunSnapshot(run_id, "", (), RunState.STARTED, heartbeat="1")
         if owned := tuple(tp(number) for number in owns):
             self.feed(events.PartitionsAssigned(owned))
@@ -57,11 +64,20 @@ class Stream(Member):
         return self.work.at_work if begun is not None else None
 
     def end(
-        self, outcome: BatchOutcome = BatchOutcome.SUCCEEDED, *, begins: bool = False
+        self,
+        outcome: BatchOutcome = BatchOutcome.SUCCEEDED,
+        *,
+        begins: bool = False,
+        cause: FailureCause = FailureCause.UNKNOWN,
     ) -> BegunBatch:
         """End the batch at work; `begins` begins the next one before any command follows."""
         ended = self.work.end(outcome)
         assert ended is not None, "no batch is at work"
+        began = StreamBatch.parse(ended.batch_id)
+        if outcome is BatchOutcome.FAILED and began is not None:
+            self.failed[ended.batch_id] = FailedAttempt(self.run_id, began.attempt, "", cause)
+            for range_ in ended.ranges:
+                self.world.failed[range_] = self.failed[ended.batch_id]
         if outcome is BatchOutcome.SUCCEEDED:
             self.world.done_by_streams |= {(ended.batch_id, range_) for range_ in ended.ranges}
             self.world.output.update(ended.ranges)
@@ -80,8 +96,17 @@ class Stream(Member):
         return None if begun is None else self._own(begun.batch_id)
 
     def _own(self, batch_id: str) -> events.RunsRead:
-        found = self.work.read([batch_id], ())
+        found = self._read([batch_id], ())
         return events.RunsRead(frozenset({batch_id}), found, is_from_worker=True)
+
+    def _read(
+        self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]
+    ) -> tuple[RunSnapshot, ...]:
+        return tuple(
+            seen
+            for run in self.work.read(batch_ids, claims)
+            for seen in with_error((run,), self.failed.get(run.batch_id))
+        )
 
     def _report(self) -> None:
         outcomes = self.work.unreported
@@ -92,7 +117,7 @@ class Stream(Member):
         self, batch_ids: Iterable[str], claims: Iterable[commands.Claimed]
     ) -> tuple[RunSnapshot, ...]:
         """Its own batches from memory, those of others from Dagster."""
-        own = self.work.read(batch_ids, claims)
+        own = self._read(batch_ids, claims)
         others = [b for b in batch_ids if not is_batch_of(b, self.run_id)]
         return (*own, *super().stream_runs(others, claims))
 

@@ -29,7 +29,7 @@ from dagster_rebalance.core.model.offsets import (
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.partitions.recovery import position_to_verify
 from dagster_rebalance.core.reporting.event_recorder import record_events
-from dagster_rebalance.core.runs.retry import RetryBackoff
+from dagster_rebalance.core.runs.retry import FailedAttempt, RetryBackoff, with_error
 from dagster_rebalance.core.runs.start_check import refusal
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
 
@@ -332,7 +332,8 @@ class Member:
             for claim in claims:
                 if batch is not None and claim[0] == batch_id:
                     run, outcome = self.world.streams[batch.run_id], self.world.notes.get(claim)
-                    found += batch.as_runs((claim[1],), run, outcome)
+                    seen = batch.as_runs((claim[1],), run, outcome)
+                    found += with_error(seen, self.world.failed.get(claim[1]))
         return tuple(found)
 
     def _written(self, writes: tuple[commands.OffsetWrite, ...]) -> events.Event | None:
@@ -370,6 +371,7 @@ class World:
         self.output: Counter[OffsetRange] = Counter()
         self.streams: dict[str, RunSnapshot] = {}
         self.notes: dict[commands.Claimed, BatchOutcome] = {}
+        self.failed: dict[OffsetRange, FailedAttempt] = {}
         self.done_by_streams: set[commands.Claimed] = set()
         self.orders: list[Directive] = []
         self.released_by: list[tuple[Member, tuple[TopicPartition, ...]]] = []

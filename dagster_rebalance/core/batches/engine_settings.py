@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.planning import BatchLimits
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.run_snapshot import FailureCause
 from dagster_rebalance.core.model.topics import Start, StartFrom
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryBackoff
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.runs.progress import Exhausted
 
 
 class ForeignMetadata(enum.Enum):
@@ -96,6 +101,7 @@ class EngineSettings:
         max_attempts: Number of runs that may fail on a range, without Dagster's own retries.
         dead_letter_topic: The topic for exhausted ranges, after which their partition continues.
             None: the partition stops.
+        bisects: Whether exhausted ranges are bisected, and only records become dead letters.
         start_from: The start position of a group without a committed offset.
         lease_s: After this time without a tick, the member drains and leaves.
         plan_patience_s: After this time without a tick, no batch is claimed.
@@ -124,6 +130,7 @@ class EngineSettings:
     on_lost: LossPolicy = LossPolicy.LEAVE
     max_attempts: int = 3
     dead_letter_topic: str | None = None
+    bisects: bool = False
     start_from: Start = StartFrom.EARLIEST
     foreign_metadata: ForeignMetadata = ForeignMetadata.REFUSE
     lease_s: float = 60.0
@@ -143,6 +150,15 @@ class EngineSettings:
     worker: str = ""
     claims_ahead: bool = False
     code_version: str = ""
+
+    def continues_after(self, exhausted: Exhausted) -> bool:
+        """Whether an exhausted range is bisected or becomes a dead letter.
+
+        Otherwise the partition stops, and a run is requested again.
+        """
+        if self.dead_letter_topic is None or exhausted.is_cancelled:
+            return False
+        return not self.bisects or exhausted.cause is FailureCause.RECORDS
 
     def of_stream(self, run_id: str) -> EngineSettings:
         """Return the settings of a streaming run, which processes one batch at a time."""

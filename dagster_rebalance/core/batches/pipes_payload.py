@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.runs.bisection import Part
 from dagster_rebalance.core.runs.rerun_batch import rerun_of
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class SentBatch:
         skipped.
         """
         return rerun_of(self.batch_id) != ""
+
+    @property
+    def failed_ranges(self) -> tuple[OffsetRange, ...]:
+        """The larger ranges of which this batch is a part, see `KafkaBatch.failed_ranges`."""
+        part = Part.parse(self.batch_id)
+        if part is None:
+            return ()
+        return tuple(larger for one in self.offset_ranges for larger in part.larger(one))
 
     @property
     def records(self) -> int:

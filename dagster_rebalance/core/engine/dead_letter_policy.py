@@ -3,7 +3,8 @@
 Only the first range of a partition is recorded, so no offset is skipped. A range is not recorded
 while its partition drains, after an operator cancelled its runs, or if Kafka has deleted its
 offsets. The order is: record, read the runs again, commit. If the member ends in between, the next
-owner records the range again.
+owner records the range again. With `bisects`, a range of several offsets is halved instead, and
+only a record becomes a letter.
 """
 
 from __future__ import annotations
@@ -23,36 +24,58 @@ from dagster_rebalance.core.runs.progress import (
     Progress,
     Succeeded,
 )
-from dagster_rebalance.core.runs.retry import RetryBackoff, describe_failures, why_blocked
+from dagster_rebalance.core.runs.retry import describe_failures, why_blocked
 
 if TYPE_CHECKING:
+    from dagster_rebalance.core.batches.engine_settings import EngineSettings
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.core.partitions.ledger import LedgerEntry
-    from dagster_rebalance.core.partitions.owned import OwnedPartition
+    from dagster_rebalance.core.partitions.owned import OwnedPartition, PendingWrite
 
 _MAX_WAIT_S = 60.0
 _MAX_DOUBLINGS = 10
 
 
-def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> DeadLetter | None:
+def due_letter(owned: OwnedPartition, now: float, settings: EngineSettings) -> DeadLetter | None:
     """Return the dead letter to store now, if any."""
-    entry = owned.entries[0] if owned.entries else None
-    if (
-        entry is None
-        or not isinstance(entry.progress, Exhausted)
-        or entry.progress.is_cancelled
-        or not owned.phase.is_kept
-        or owned.directive is not None
-        or _why_deleted(owned, entry.range) is not None
-    ):
+    entry, retry_s = _settled_by_letter(owned, settings), settings.retry_s
+    if entry is None or not isinstance(entry.progress, Exhausted) or _is_halved(entry, settings):
         return None
-    command = StoreDeadLetter(entry.range, owned.epoch, entry.batch_id, entry.progress.run_ids)
+    command = StoreDeadLetter(
+        entry.range, owned.epoch, entry.batch_id, entry.progress.run_ids, settings.bisects
+    )
     letter = owned.dead_letter
     if letter is None or letter.command.range != entry.range:
         return DeadLetter(command, now + retry_s)
     if letter.is_stored or now < letter.due_at:
         return None
     return replace(letter, command=command, due_at=now + retry_s)
+
+
+def due_halving(owned: OwnedPartition, now: float, settings: EngineSettings) -> PendingWrite | None:
+    """Return the write that halves the first range now, if any."""
+    entry = _settled_by_letter(owned, settings)
+    is_due = entry is not None and _is_halved(entry, settings) and owned.pending is None
+    return owned.bisect_write(now) if is_due else None
+
+
+def _settled_by_letter(owned: OwnedPartition, settings: EngineSettings) -> LedgerEntry | None:
+    """Return the first range, if the partition may continue without a success on it."""
+    entry = owned.entries[0] if owned.entries else None
+    if (
+        entry is None
+        or not isinstance(entry.progress, Exhausted)
+        or not settings.continues_after(entry.progress)
+        or not owned.phase.is_kept
+        or owned.directive is not None
+        or _why_deleted(owned, entry.range) is not None
+    ):
+        return None
+    return entry
+
+
+def _is_halved(entry: LedgerEntry, settings: EngineSettings) -> bool:
+    return settings.bisects and len(entry.range) > 1
 
 
 def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
@@ -110,9 +133,7 @@ def why_obsolete(owned: OwnedPartition, entry: LedgerEntry, progress: Progress) 
     )
 
 
-def why_stopped(
-    owned: OwnedPartition, dead_letter_topic: str | None, backoff: RetryBackoff
-) -> Reason | None:
+def why_stopped(owned: OwnedPartition, settings: EngineSettings) -> Reason | None:
     """Return why failed runs stop the partition, or None if they do not."""
     blocked = owned.ledger.blocked if owned.ledger else None
     if blocked is None:
@@ -122,8 +143,8 @@ def why_stopped(
     deleted = _why_deleted(owned, range_) if isinstance(progress, Exhausted) else None
     if deleted is not None:
         return deleted
-    if not isinstance(progress, Exhausted) or dead_letter_topic is None or progress.is_cancelled:
-        return why_blocked(range_, progress, entry.batch_id, backoff)
+    if not isinstance(progress, Exhausted) or not settings.continues_after(progress):
+        return why_blocked(range_, progress, entry.batch_id, settings.backoff)
     letter = owned.dead_letter
     if (
         isinstance(entry.progress, InFlight)
@@ -132,9 +153,10 @@ def why_stopped(
         or not letter.problem
     ):
         return None
+    what = "record" if letter.command.is_record else "range"
     return Reason(
-        f"{owned.partition}: {describe_failures(progress, range_)}, and the range could not be "
-        f"recorded in the dead-letter topic {dead_letter_topic}: {letter.problem}",
+        f"{owned.partition}: {describe_failures(progress, range_)}, and the {what} could not be "
+        f"recorded in the dead-letter topic {settings.dead_letter_topic}: {letter.problem}",
         "The member retries",
     )
 

@@ -27,6 +27,7 @@ from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import Log, names_of
 from dagster_rebalance.core.partitions.assigned import AssignedPartitions, Role
+from dagster_rebalance.core.partitions.bisected import bisection_of
 from dagster_rebalance.core.partitions.owned import (
     OwnedPartition,
     Refused,
@@ -44,6 +45,7 @@ from dagster_rebalance.core.partitions.state_machine import Change, Phase
 from dagster_rebalance.core.partitions.unrecorded import NOTHING
 from dagster_rebalance.core.revokes.hold import Forecast, HeldPartitions
 from dagster_rebalance.core.runs.progress import (
+    Exhausted,
     InFlight,
     Succeeded,
 )
@@ -391,6 +393,15 @@ class Engine:
             yield from _passed_deletion(before)
         if before.pending is not None and before.pending.refused:
             yield from self._stop_or_resume(after)
+        halved = (
+            before.pending is not None and before.pending.bisects and bisection_of(after.entries)
+        )
+        if halved:
+            interval, part = halved
+            yield commands.Note(
+                f"{after.partition}: bisecting [{interval.start}, {interval.until}), attempt on "
+                f"[{part.start}, {part.until})"
+            )
 
     def _note_committed(self, before: OwnedPartition, after: OwnedPartition) -> None:
         if after.unrecorded == before.unrecorded or not after.unrecorded:
@@ -466,10 +477,15 @@ class Engine:
             )
 
     def _retry(self, directive: Directive) -> _Commands:
-        exhausted_too = self.settings.dead_letter_topic is None
+        settings = self.settings
+
+        def is_retried(exhausted: Exhausted) -> bool:
+            is_kept = settings.dead_letter_topic is None or settings.bisects
+            return is_kept and not settings.continues_after(exhausted)
+
         covered = [owned for owned in self.partitions.values() if directive.covers(owned.partition)]
         for owned in covered:
-            tried = owned.with_all_due(exhausted_too=exhausted_too)
+            tried = owned.with_all_due(is_retried)
             is_stopped = tried.needs_operator
             self.partitions[owned.partition] = self._distrusted(tried) if is_stopped else tried
         if covered:
@@ -566,9 +582,7 @@ class Engine:
 
     def _stop_or_resume(self, owned: OwnedPartition) -> _Commands:
         reason = (
-            dead_letter_policy.why_stopped(
-                owned, self.settings.dead_letter_topic, self.settings.backoff
-            )
+            dead_letter_policy.why_stopped(owned, self.settings)
             or refused_write(owned)
             or why_hanging(owned.partition, owned.open_transaction)
             or self._unanswered(owned)
@@ -648,7 +662,7 @@ class Engine:
         if not self.settings.dead_letter_topic:
             return
         for owned in self.partitions.known(due):
-            letter = dead_letter_policy.due_letter(owned, now, self.settings.retry_s)
+            letter = dead_letter_policy.due_letter(owned, now, self.settings)
             if letter is not None:
                 self.partitions[owned.partition] = owned._replace(dead_letter=letter)
                 yield letter.command
@@ -664,7 +678,11 @@ class Engine:
             if pending is not None and now - pending.last_sent_at >= wait_s:
                 pending = pending._replace(resent_at=now)
             elif pending is None:
-                pending = owned.first_write(now) or owned.commit_write(now)
+                pending = (
+                    owned.first_write(now)
+                    or owned.commit_write(now)
+                    or dead_letter_policy.due_halving(owned, now, self.settings)
+                )
             if pending is not None and pending is not owned.pending:
                 self.partitions[owned.partition] = owned._replace(pending=pending)
                 writes.append(pending.write)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
 from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.runs.bisection import Part
 from dagster_rebalance.core.runs.progress import Exhausted, InFlight, ToRequest
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def due_requests(
     """Return the runs to request now. A `worker` processes the ranges of a partition in order.
 
     One run processes the ranges of a batch that have the same attempt. A failed range gets a
-    separate run; with a `worker`, so does a range that was interrupted twice in a row. A batch is
-    not requested while one of its claims is still being written, so it is not split over two runs.
+    separate run, and so does a part of a bisected range; with a `worker`, so does a range that was
+    interrupted twice in a row. A batch is not requested while one of its claims is still being
+    written, so it is not split over two runs.
 
     Failed ranges are requested while fewer than `max_runs` runs are working or requested, longest
     wait first. With a `worker` (a streaming run), other runs do not count. A run that Dagster has
@@ -59,7 +61,7 @@ def due_requests(
                 unsubmitted[run.run_id] = run
             case ToRequest(attempt, failures=0) as wanted if (
                 not worker or wanted.interruptions <= 1
-            ):
+            ) and not is_part(entry):
                 if entry.batch_id not in partly_claimed:
                     interruptions = wanted.interruptions if worker else 0
                     key = (entry.batch_id, attempt, interruptions, entry.is_own)
@@ -142,10 +144,17 @@ def batches_in_flight(
     return frozenset(batch_ids)
 
 
+def is_part(entry: LedgerEntry) -> bool:
+    """Return whether a range is a part of a bisected range, which has a separate run."""
+    return Part.parse(entry.batch_id) is not None
+
+
 def _has_failed(entry: LedgerEntry) -> bool:
     progress = entry.progress
-    return isinstance(progress, Exhausted) or (
-        isinstance(progress, ToRequest) and progress.failures + progress.interruptions > 0
+    return (
+        isinstance(progress, Exhausted)
+        or is_part(entry)
+        or (isinstance(progress, ToRequest) and progress.failures + progress.interruptions > 0)
     )
 
 
@@ -183,6 +192,8 @@ def _needs_run(entry: LedgerEntry) -> bool:
     """
     if isinstance(entry.progress, InFlight):
         return entry.progress.unsubmitted is not None
+    if entry.is_waiting:
+        return False
     return isinstance(entry.progress, ToRequest | Exhausted) and not entry.previous_batch_id
 
 
@@ -201,7 +212,13 @@ def _request_alone(entry: LedgerEntry) -> BatchRequest:
     failures = progress.attempts if isinstance(progress, Exhausted) else wanted.failures
     batch_id, attempt = _run_of(entry)
     return BatchRequest(
-        batch_id, attempt, (entry.range,), failures, wanted.interruptions, is_own=entry.is_own
+        batch_id,
+        attempt,
+        (entry.range,),
+        failures,
+        wanted.interruptions,
+        is_own=entry.is_own,
+        is_part=is_part(entry),
     )
 
 

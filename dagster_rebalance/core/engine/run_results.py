@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.engine import dead_letter_policy
+from dagster_rebalance.core.runs.bisection import Part, whole_batch
 from dagster_rebalance.core.runs.progress import (
     Exhausted,
     FailureKind,
@@ -61,7 +62,7 @@ def apply_runs(
     refused: set[str] = set()
     notes = []
     for entry in ledger.entries:
-        if not batch_ids.issuperset(entry.batch_ids):
+        if entry.is_waiting or not batch_ids.issuperset(entry.batch_ids):
             continue
         own_runs, earlier = runs.of(entry.batch_id, entry.range), entry.previous_progress
         progress, before = _progress(entry, runs, settings.max_attempts)
@@ -101,14 +102,35 @@ def _progress(
 
     def of(batch_id: str, *, is_early: bool) -> Progress:
         return progress_of(
-            entry.range, batch_id, runs, max_attempts=max_attempts, is_early=is_early
+            entry.range,
+            batch_id,
+            runs,
+            max_attempts=max_attempts,
+            is_early=is_early,
+            is_part=Part.parse(batch_id) is not None,
         )
 
+    whole = _of_whole(entry, runs, max_attempts)
+    if whole is not None:
+        return whole, None
     if not entry.previous_batch_id:
         return of(entry.batch_id, is_early=entry.is_early), None
     # A run that read the claim before it was taken over may work on the range.
     before = of(entry.previous_batch_id, is_early=entry.is_early)
     return of(entry.batch_id, is_early=False), before
+
+
+def _of_whole(entry: LedgerEntry, runs: RunIndex, max_attempts: int) -> Progress | None:
+    """Return the progress of a part by a run on its bisected range, if such a run counts.
+
+    An operator re-executed the run before the range was halved.
+    """
+    part, whole_id = Part.parse(entry.batch_id), whole_batch(entry.batch_id)
+    if part is None or not whole_id:
+        return None
+    range_ = part.bisected(entry.range)
+    progress = progress_of(range_, whole_id, runs, max_attempts=max_attempts)
+    return progress if isinstance(progress, InFlight | Succeeded) else None
 
 
 def _after(
@@ -146,7 +168,8 @@ def _due_at(
     crash its process.
     """
     wait_s = settings.backoff.wait_s(
-        progress, has_dead_letters=settings.dead_letter_topic is not None
+        progress,
+        is_settled=isinstance(progress, Exhausted) and settings.continues_after(progress),
     )
     if entry.is_own or entry.progress != ToRequest() or wait_s == NEVER:
         return now + wait_s

@@ -80,7 +80,7 @@ _READABLE = {"1": {"c", "l"}, _VERSION: {"o", "c", "l", "t", "e"}}
 """The fields of each format that can be read."""
 
 _EARLY = re.compile(r"s\.[A-Za-z0-9-]+\.[0-9]+\.0")
-_IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9+/_=-]{1,32}")
 _LARGEST_EPOCH = 2**31 - 1
 

@@ -310,13 +310,14 @@ class RecordCommits:
 
 @dataclass(frozen=True, slots=True)
 class StoreDeadLetter:
-    """Store a range in the dead-letter topic.
+    """Store a range, or its only record, in the dead-letter topic.
 
     Answered, possibly much later, by `DeadLetterStored` or `DeadLetterFailed`. A repeated command
     has no effect while the first command is in progress.
 
     Attributes:
         run_ids: The runs that failed on the range, oldest first.
+        is_record: Whether the letter has the record instead of the range.
     """
 
     doing: ClassVar[str] = "storing a dead letter"
@@ -324,6 +325,7 @@ class StoreDeadLetter:
     epoch: int
     batch_id: str
     run_ids: tuple[str, ...]
+    is_record: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,16 @@ class RunState(enum.Enum):
     """Deleted from Dagster, while its process may still work."""
 
 
+class FailureCause(enum.Enum):
+    """The cause of a failed attempt."""
+
+    UNKNOWN = "unknown"
+    RECORDS = "records"
+    """The asset function raised an error that its records explain."""
+    ENVIRONMENT = "environment"
+    """Storage, network, Kafka, Dagster, a signal, memory or the JVM."""
+
+
 LIVE = frozenset(
     {RunState.CREATED, RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING}
 )
@@ -77,6 +87,7 @@ class RunSnapshot:
         has_died: Whether the process of a streaming run ended while it worked on the batch.
         code_version: The code version of a streaming run.
         error: Its error in one line; empty if unknown.
+        cause: The cause of its failure.
     """
 
     run_id: str
@@ -106,6 +117,7 @@ class RunSnapshot:
     has_died: bool = False
     code_version: str = ""
     error: str = field(default="", compare=False)
+    cause: FailureCause = field(default=FailureCause.UNKNOWN, compare=False)
 
     @property
     def is_retry(self) -> bool:
@@ -154,6 +166,7 @@ class BatchRequest:
         interruptions: The number of consecutive interrupted runs since the last failed attempt.
         unsubmitted: The run that Dagster has created but not submitted; empty for none.
         is_own: Whether this member has written the claims.
+        is_part: Whether the range is a part of a bisected range.
     """
 
     batch_id: str
@@ -163,6 +176,7 @@ class BatchRequest:
     interruptions: int = field(default=0, compare=False)
     unsubmitted: str = field(default="", compare=False)
     is_own: bool = field(default=False, compare=False)
+    is_part: bool = field(default=False, compare=False)
 
     @property
     def run_key(self) -> str:

@@ -9,11 +9,12 @@ progress of another epoch; callers of the other methods check the epoch.
 from __future__ import annotations
 
 import operator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.model.claims import Claim
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.core.runs.bisection import is_waiting, whole_batch
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
@@ -24,6 +25,9 @@ from dagster_rebalance.core.runs.progress import (
     ToRequest,
     blocking,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class LedgerEntry(NamedTuple):
@@ -104,6 +108,11 @@ class LedgerEntry(NamedTuple):
         )
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether it is a part of a bisected range that is not attempted as it is."""
+        return is_waiting(self.batch_id)
+
+    @property
     def live_runs(self) -> tuple[str, ...]:
         """The runs that may work on the range."""
         return self.progress.run_ids if isinstance(self.progress, InFlight) else ()
@@ -118,9 +127,10 @@ class LedgerEntry(NamedTuple):
     @property
     def batch_ids(self) -> tuple[str, ...]:
         """The batches whose runs may work on the range."""
-        return (
-            (self.batch_id, self.previous_batch_id) if self.previous_batch_id else (self.batch_id,)
-        )
+        if self.is_waiting:
+            return ()
+        others = (self.previous_batch_id, whole_batch(self.batch_id))
+        return (self.batch_id, *filter(None, others))
 
     @property
     def completed_by(self) -> str | None:
@@ -277,11 +287,13 @@ class OffsetLedger(NamedTuple):
         )
         return self._replace(entries=entries)
 
-    def with_all_due(self, *, exhausted_too: bool) -> OffsetLedger:
+    def with_all_due(self, is_retried: Callable[[Exhausted], bool]) -> OffsetLedger:
         """Make all ranges that wait for their next run due now."""
-        tried = (ToRequest, Exhausted) if exhausted_too else ToRequest
         entries = tuple(
-            entry._replace(due_at=float("-inf")) if isinstance(entry.progress, tried) else entry
+            entry._replace(due_at=float("-inf"))
+            if isinstance(entry.progress, ToRequest)
+            or (isinstance(entry.progress, Exhausted) and is_retried(entry.progress))
+            else entry
             for entry in self.entries
         )
         return self._replace(entries=entries)

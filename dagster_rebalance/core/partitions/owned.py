@@ -22,16 +22,20 @@ from dagster_rebalance.core.model.offsets import (
     TopicPartition,
 )
 from dagster_rebalance.core.model.printable import Reason
+from dagster_rebalance.core.partitions.bisected import after_commit, after_failure
 from dagster_rebalance.core.partitions.state_machine import Change, Phase, after
 from dagster_rebalance.core.partitions.unrecorded import NOTHING, Unrecorded
 from dagster_rebalance.core.runs.progress import InFlight, blocking
 from dagster_rebalance.core.runs.stream_batch import number_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dagster_rebalance.core.model.commands import StoreDeadLetter
     from dagster_rebalance.core.model.directives import Directive
     from dagster_rebalance.core.model.offsets import Bounds
     from dagster_rebalance.core.partitions.ledger import LedgerEntry, OffsetLedger
+    from dagster_rebalance.core.runs.progress import Exhausted
 
 
 _HANGING_AFTER_S = 960.0
@@ -48,6 +52,7 @@ class PendingWrite(NamedTuple):
         commit: The entry whose end the write commits.
         claim: The new claim, as (batch id, until, whether it is early).
         reassign: The claimed range that the write assigns to another batch, and that batch's id.
+        bisects: Whether the write halves the first claim.
         sent_at: When the write was first sent.
         resent_at: When the write was last sent again.
         refused: Why Kafka permanently refuses the write; empty if it does not.
@@ -58,6 +63,7 @@ class PendingWrite(NamedTuple):
     commit: LedgerEntry | None = None
     claim: tuple[str, int, bool] | None = None
     reassign: tuple[OffsetRange, str] | None = None
+    bisects: bool = False
     resent_at: float | None = None
     refused: str = ""
 
@@ -229,17 +235,17 @@ class OwnedPartition(NamedTuple):
             return self._replace(directive=directive)
         return self._replace(directive=None, ledger=self.ledger.without_ownership())
 
-    def with_all_due(self, *, exhausted_too: bool) -> OwnedPartition:
+    def with_all_due(self, is_retried: Callable[[Exhausted], bool]) -> OwnedPartition:
         """Return the partition with its delayed ranges and refused write due now.
 
-        With a dead-letter topic, `exhausted_too` is False: exhausted ranges are stored there.
+        `is_retried` excludes exhausted ranges that become dead letters or are bisected.
         """
         pending = self.pending
         if pending is not None and pending.refused:
             pending = pending._replace(resent_at=float("-inf"))
         ledger = self.ledger
         if ledger is not None:
-            ledger = ledger.with_all_due(exhausted_too=exhausted_too)
+            ledger = ledger.with_all_due(is_retried)
         return self._replace(ledger=ledger, pending=pending)
 
     def with_bounds(self, bounds: Bounds, now: float) -> OwnedPartition:
@@ -454,7 +460,8 @@ class OwnedPartition(NamedTuple):
         is_letter = entry.is_dead_letter
         if not self.unrecorded.has_room(len(self.entries), is_dead_letter=is_letter):
             return None
-        write = self._write(self.ledger.after_commit(entry), self._last_commit(entry))
+        ledger = after_commit(self.ledger.after_commit(entry), now)
+        write = self._write(ledger, self._last_commit(entry))
         return PendingWrite(write, now, commit=entry)
 
     def claim_write(
@@ -479,6 +486,13 @@ class OwnedPartition(NamedTuple):
             raise self._unknown
         ledger = self.ledger.with_reassigned(range_, batch_id, now)
         return PendingWrite(self._write(ledger, self.last_commit), now, reassign=(range_, batch_id))
+
+    def bisect_write(self, now: float) -> PendingWrite:
+        """Return the write that halves the first claim."""
+        if self.ledger is None:
+            raise self._unknown
+        ledger = after_failure(self.ledger, now)
+        return PendingWrite(self._write(ledger, self.last_commit), now, bisects=True)
 
     def first_write(self, now: float) -> PendingWrite | None:
         """Return the first write of a restored partition, or None if Kafka already stores it.
@@ -511,6 +525,8 @@ class OwnedPartition(NamedTuple):
             )
         if pending.reassign is not None:
             return done._replace(ledger=self.ledger.with_reassigned(*pending.reassign, now))
+        if pending.bisects:
+            return done._replace(ledger=after_failure(self.ledger, now))
         entry = pending.commit
         if entry is None:
             return done
@@ -529,7 +545,7 @@ class OwnedPartition(NamedTuple):
             committed_at=now,
         )
         return done._replace(
-            ledger=self.ledger.after_commit(entry),
+            ledger=after_commit(self.ledger.after_commit(entry), now),
             last_commit=last,
             dead_letter=None,
             unrecorded=self.unrecorded.committed(record),

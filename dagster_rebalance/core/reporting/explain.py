@@ -10,8 +10,10 @@ from dagster_rebalance.core.model.directives import resume_command, selector_of
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, names_of
 from dagster_rebalance.core.model.run_snapshot import RunState, format_runs
 from dagster_rebalance.core.partitions.assigned import Role
+from dagster_rebalance.core.partitions.bisected import bisection_of
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.revokes.hold import Hold, named_waits, waits_of
+from dagster_rebalance.core.runs.bisection import Part
 from dagster_rebalance.core.runs.progress import DeadLettered, Exhausted, InFlight, ToRequest
 from dagster_rebalance.core.runs.retry import NEVER
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
@@ -266,8 +268,12 @@ def _work(owned: OwnedPartition, view: _Viewpoint) -> str:
     texts = [
         _entry(entry, view, undone)
         for entry in owned.entries
-        if owned.directive is None or not isinstance(entry.progress, ToRequest | Exhausted)
+        if not entry.is_waiting
+        and (owned.directive is None or not isinstance(entry.progress, ToRequest | Exhausted))
     ]
+    searched = bisection_of(owned.entries)
+    if searched is not None:
+        texts.insert(0, f"bisecting {_span(searched[0])}, attempt on {_span(searched[1])}")
     if owned.pending is not None:
         texts.append(
             f"{_write(owned.pending)} has waited {view.now - owned.pending.sent_at:.1f} s for "
@@ -284,6 +290,8 @@ def _retry_of_stopped(entry: LedgerEntry, owned: OwnedPartition, view: _Viewpoin
     """When a range of a stopped partition is retried; empty if an operator must act."""
     if isinstance(entry.progress, InFlight):
         return _entry(entry, view)
+    if entry.is_waiting:
+        return ""
     if view.is_outside and view.has_member:  # the stop reason has the next try
         return ""
     is_retried = (
@@ -324,7 +332,11 @@ def _request(
         return f"{span}: waits for {_span(first.range)} (attempt {wanted.attempt})"
     if view.streams:
         return f"{span}: next, after the current batch (attempt {wanted.attempt})"
-    what = "a free run" if wanted.failures else "Dagster to start its run"
+    what = (
+        "a free run"
+        if wanted.failures or Part.parse(entry.batch_id)
+        else "Dagster to start its run"
+    )
     return f"{span}: waits for {what} (attempt {wanted.attempt})"
 
 
@@ -402,6 +414,8 @@ def _write(pending: PendingWrite) -> str:
         return f"the claim up to {pending.claim[1]}"
     if pending.reassign is not None:
         return f"the claim of {_span(pending.reassign[0])} for another batch"
+    if pending.bisects:
+        return "the halving of the first claim"
     if pending.write.expected is None:
         return f"the start position {pending.write.new.offset}"
     return f"the identity of the log at offset {pending.write.new.offset}"

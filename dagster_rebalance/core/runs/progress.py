@@ -11,7 +11,13 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run_snapshot import NOT_BEGUN, WORKING, RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import (
+    NOT_BEGUN,
+    WORKING,
+    FailureCause,
+    RunSnapshot,
+    RunState,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -133,6 +139,7 @@ class Exhausted:
         left_out: Assets that an otherwise successful run left out.
         re_executed: Later failed re-executions, oldest first.
         reason: The error of the last run; empty if unknown.
+        cause: The cause of the failure of the last run.
     """
 
     run_ids: tuple[str, ...]
@@ -141,6 +148,7 @@ class Exhausted:
     left_out: tuple[str, ...] = ()
     re_executed: tuple[str, ...] = ()
     reason: str = field(default="", compare=False)
+    cause: FailureCause = FailureCause.UNKNOWN
 
     @property
     def attempts(self) -> int:
@@ -183,8 +191,11 @@ def progress_of(
     *,
     max_attempts: int,
     is_early: bool = False,
+    is_part: bool = False,
 ) -> Progress:
     """Derive the progress of a claimed range from all runs of its batch.
+
+    A part of a bisected range has one attempt that fails because of its records.
 
     A streaming run that died is no attempt on an early claim, because it may not have begun.
     A re-execution has all ranges of its run. If some of them are no longer claimed, its start check
@@ -201,7 +212,10 @@ def progress_of(
                 return Succeeded(run.run_id)
             left_out = left_out or missing
     otherwise = _without_live(
-        [run for run in batch_runs if not run.is_live], left_out, max_attempts
+        [run for run in batch_runs if not run.is_live],
+        left_out,
+        max_attempts,
+        is_part=is_part,
     )
     live = [run for run in batch_runs if run.is_live and not _is_left_behind(run, batch_runs)]
     return _in_flight(live, otherwise) if live else otherwise
@@ -224,7 +238,7 @@ def _is_left_behind(run: RunSnapshot, runs: Iterable[RunSnapshot]) -> bool:
 
 
 def _without_live(
-    ended: list[RunSnapshot], left_out: tuple[str, ...], max_attempts: int
+    ended: list[RunSnapshot], left_out: tuple[str, ...], max_attempts: int, *, is_part: bool
 ) -> ToRequest | Exhausted:
     """Progress from runs that have ended.
 
@@ -236,7 +250,8 @@ def _without_live(
     failed = [run for run in first_runs if failure_kind(run) is FailureKind.FAILED]
     if ended and ended[-1].is_retry and ended[-1].is_refused and not ended[-1].is_automatic:
         return ToRequest(attempt, len(failed), left_out=left_out)
-    if len(failed) >= max_attempts:
+    is_settled = is_part and bool(failed) and failed[-1].cause is FailureCause.RECORDS
+    if len(failed) >= max_attempts or is_settled:
         cancelled = any(run.state is RunState.CANCELED for run in failed)
         run_ids = tuple(run.run_id for run in failed)
         again = [
@@ -244,9 +259,9 @@ def _without_live(
             for run in ended[ended.index(failed[-1]) :]
             if run.is_retry and failure_kind(run) is FailureKind.FAILED
         ]
-        why = (*failed, *again)[-1].error
+        last = (*failed, *again)[-1]
         re_executed = tuple(run.run_id for run in again)
-        return Exhausted(run_ids, cancelled, attempt, left_out, re_executed, why)
+        return Exhausted(run_ids, cancelled, attempt, left_out, re_executed, last.error, last.cause)
     return ToRequest(attempt, len(failed), _streak(first_runs, len(failed)), left_out)
 
 

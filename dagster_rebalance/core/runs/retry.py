@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dagster_rebalance.core.model.directives import retry_command
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.printable import Reason, escaped, one_line
-from dagster_rebalance.core.model.run_snapshot import RunState
+from dagster_rebalance.core.model.run_snapshot import FailureCause, RunState
 from dagster_rebalance.core.runs.progress import (
     Exhausted,
     FailureKind,
@@ -58,15 +58,16 @@ class RetryBackoff:
             )
             raise ConfigurationError(msg)
 
-    def wait_s(self, progress: Progress, *, has_dead_letters: bool) -> float:
+    def wait_s(self, progress: Progress, *, is_settled: bool) -> float:
         """Return the delay before the next run, from the first observation of this progress.
 
-        A range with too many cancelled runs waits for an operator.
+        A range with too many cancelled runs waits for an operator. `is_settled`: an exhausted range
+        gets no further run.
         """
         match progress:
             case ToRequest(streak=streak) if streak is not None:
                 return self.delay_s(streak.count)
-            case Exhausted(is_cancelled=False) if self.retry_stopped and not has_dead_letters:
+            case Exhausted(is_cancelled=False) if self.retry_stopped and not is_settled:
                 return self.delay_s(progress.attempts)
             case Exhausted():
                 return NEVER
@@ -191,11 +192,13 @@ class FailedAttempt:
     Attributes:
         run_id: The streaming run of the attempt.
         error: The error of the attempt, as from `error_text`.
+        cause: The cause of the failure.
     """
 
     run_id: str
     attempt: int
     error: str
+    cause: FailureCause = FailureCause.UNKNOWN
 
 
 def error_text(error: str, places: Iterable[Place] = (), causes: Sequence[str] = ()) -> str:
@@ -225,7 +228,7 @@ def with_error(
     has no error.
     """
     return tuple(
-        replace(run, run_id=failed.run_id, error=failed.error)
+        replace(run, run_id=failed.run_id, error=failed.error, cause=failed.cause)
         if failed is not None
         and run.state is RunState.FAILED
         and run.attempt == failed.attempt

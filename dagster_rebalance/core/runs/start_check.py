@@ -17,6 +17,7 @@ from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.errors import ClaimError
 from dagster_rebalance.core.model.offsets import in_short
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
+from dagster_rebalance.core.runs.bisection import whole_batch
 from dagster_rebalance.core.runs.progress import missing_assets
 from dagster_rebalance.core.runs.run_index import RunIndex
 
@@ -107,7 +108,8 @@ def _rival(
     other: RunSnapshot, batch_id: str, shared: Iterable[OffsetRange], runs: tuple[RunSnapshot, ...]
 ) -> str:
     """Why another run excludes this run; empty if it does not."""
-    whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
+    is_own = other.batch_id in {batch_id, whole_batch(batch_id)}
+    whose = "the same batch" if is_own else f"batch {other.batch_id}"
     if not other.is_over and other.may_work:
         ended = (
             "was deleted from" if other.state is RunState.DELETED else f"has {other.state.value} in"
@@ -115,7 +117,7 @@ def _rival(
         return (
             f"run {other.run_id} of {whose} {ended} Dagster, and its process may still be working"
         )
-    is_done = other.has_succeeded and other.batch_id == batch_id and _is_done(other, shared, runs)
+    is_done = other.has_succeeded and is_own and _is_done(other, shared, runs)
     return (
         f"run {other.run_id} of {whose} has {other.state.value}"
         if is_done or other.may_work
@@ -128,7 +130,11 @@ def _is_done(
 ) -> bool:
     """Whether the run succeeded on a range and later runs made all assets that it left out."""
     index = RunIndex(runs)
-    return any(not missing_assets(other, index.of(other.batch_id, range_)) for range_ in shared)
+    return any(
+        not missing_assets(other, index.of(other.batch_id, range_))
+        for range_ in other.ranges
+        if any(range_.overlaps(mine) for mine in shared)
+    )
 
 
 def _claim_problem(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import FailureCause, RunSnapshot, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _ID = re.compile(
     r"s\.(?P<run>[A-Za-z0-9-]{1,40})\.(?P<number>[0-9]{1,12})\.(?P<attempt>[0-9]{1,6})"
+    r"(?P<part>\.[ntsr][0-9a-f]+-[0-9a-f]+)?"
 )
 _ONE_INTERRUPTION = 1_000_000_000
 """Earlier versions, which count no interruptions, read the sum as one number."""
@@ -62,16 +63,18 @@ class StreamBatch:
         number: Distinguishes the batches of a run.
         attempt: One more than the number of failed attempts on the ranges.
         interruptions: Number of interrupted batches on the ranges since the last failed attempt.
+        part: The part of a bisected range, as `core.runs.bisection` describes it; empty for none.
     """
 
     run_id: str
     number: int
     attempt: int = 1
     interruptions: int = 0
+    part: str = ""
 
     def __str__(self) -> str:
         number = _counted(self.interruptions) * _ONE_INTERRUPTION + self.number
-        return f"s.{self.run_id}.{number}.{self.attempt}"
+        return f"s.{self.run_id}.{number}.{self.attempt}{self.part}"
 
     @classmethod
     def parse(cls, batch_id: str) -> StreamBatch | None:
@@ -80,7 +83,12 @@ class StreamBatch:
         if match is None:
             return None
         interruptions, number = divmod(int(match["number"]), _ONE_INTERRUPTION)
-        return cls(match["run"], number, int(match["attempt"]), interruptions)
+        return cls(match["run"], number, int(match["attempt"]), interruptions, match["part"] or "")
+
+    @property
+    def is_unbegun(self) -> bool:
+        """Whether it is a part of a bisected range that no streaming run has begun."""
+        return self.part != "" and not self.part.startswith(".t")
 
     def as_runs(
         self, ranges: tuple[OffsetRange, ...], run: RunSnapshot, outcome: BatchOutcome | None
@@ -100,6 +108,8 @@ class StreamBatch:
             parent_id="",
             has_started=True,
         )
+        if self.is_unbegun:
+            return (self._ended(own, BatchOutcome.DROPPED),)
         if outcome is not None:
             own = self._ended(own, outcome)
         elif not run.is_live:
@@ -131,6 +141,7 @@ class StreamBatch:
             is_refused=False,
             is_interrupted=outcome is BatchOutcome.INTERRUPTED,
             error="",  # the error of the run is not that of the batch
+            cause=FailureCause.UNKNOWN,
             is_cancelled_by_member=outcome is BatchOutcome.DROPPED,
         )
 
@@ -168,6 +179,7 @@ def is_claimed_by(request: BatchRequest, run_id: str) -> bool:
         batch is not None
         and request.is_own
         and batch.run_id == run_id
+        and not batch.is_unbegun
         and batch.attempt == request.attempt  # no batch id is started twice
         and batch.interruptions == _counted(request.interruptions)
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.batches.planning import is_ready
 from dagster_rebalance.core.model.commands import AbandonClaims, CancelRuns, WriteOffsets
 from dagster_rebalance.core.partitions.assigned import Role
+from dagster_rebalance.core.runs.bisection import tried_as
 from dagster_rebalance.core.runs.stream_batch import is_batch_of, is_claimed_by
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class StreamClaims:
         """
         if request is None or is_claimed_by(request, self._worker):
             return
-        if request.failures or request.interruptions:
+        if request.failures or request.interruptions or request.is_part:
             if self.is_new_next and self._has_new(partitions.of(Role.MORE), now):
                 return
             self.is_new_next = True
@@ -110,7 +111,9 @@ class StreamClaims:
         ranges = [r for r in request.ranges if partitions[r.topic_partition].pending is None]
         if not ranges:
             return
-        batch_id = self._new_batch_id(request.failures + 1, request.interruptions)
+        batch_id = tried_as(
+            self._new_batch_id(request.failures + 1, request.interruptions), request.batch_id
+        )
         writes = []
         for range_ in ranges:
             owned = partitions[range_.topic_partition]

@@ -27,6 +27,7 @@ from dagster_rebalance.core.model.errors import (
 )
 from dagster_rebalance.core.model.letters import Letter, LetterStamp
 from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
+from dagster_rebalance.core.runs.bisection import Part, whole_batch
 from dagster_rebalance.core.runs.rerun_batch import rerun_of
 from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
 from dagster_rebalance.kafka.client.settings import isolation_level
@@ -79,6 +80,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     parse_ranges,
     record_run_event,
 )
+from dagster_rebalance.outputs.publication import note_failed_ranges
 from dagster_rebalance.spark.spark_jobs import jvm_has_died
 
 if TYPE_CHECKING:
@@ -247,6 +249,19 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         Output by range is replaced. Skip effects that cannot be replaced, such as e-mails.
         """
         return rerun_of(self.batch_id) != ""
+
+    @property
+    def failed_ranges(self) -> tuple[OffsetRange, ...]:
+        """The larger ranges of which this batch is a part, and on which earlier attempts failed.
+
+        With `on_failure="bisect"`, a failed range is attempted in parts. Outputs of this package
+        replace what failed attempts have written. An output of your own, keyed by range, must
+        delete these ranges.
+        """
+        part = Part.parse(self.batch_id)
+        if part is None:
+            return ()
+        return tuple(chain.from_iterable(map(part.larger, self.offset_ranges)))
 
     @property
     def records(self) -> int:
@@ -625,6 +640,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             is_repeat: Whether an earlier attempt may have stored letters of the batch.
             on_first: Is called before the first letter is stored.
         """
+        note_failed_ranges(self.failed_ranges)
         if self._reader is None:
             self._reader = self.kafka.reader()
         stamp = partial(LetterStamp, self.kafka.group_id, self.batch_id, run_id, attempt)
@@ -761,7 +777,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
         runs = RunLedger(instance, self.kafka.group_id).read(
-            [self.batch_id], with_live=True, claims=self._claims
+            filter(None, [self.batch_id, whole_batch(self.batch_id)]),
+            with_live=True,
+            claims=self._claims,
         )
         own = next(
             (run for run in runs if run.run_id == run_id and run.batch_id == self.batch_id), None

@@ -83,6 +83,22 @@ def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
             raise ConfigurationError(msg)
 
 
+def check_one_op(job: str, nodes: Iterable[object], on_failure: str) -> None:
+    """Check that a bisected batch is processed by one op only.
+
+    If a later op raises, an earlier one may have published a range of which the halves follow.
+    """
+    names = [op.name for op in ops_of(nodes)]
+    if on_failure == "bisect" and len(names) > 1:
+        msg = (
+            f"job {job} has the ops {', '.join(names)}, and on_failure='bisect' allows one: if a "
+            "later one raises, the parts of a range would be added to the output that an earlier "
+            "one has written for the whole range. Process the batch in one function (@dg.asset, "
+            "@dg.multi_asset), or set on_failure to 'pause' or 'dead_letter'"
+        )
+        raise ConfigurationError(msg)
+
+
 def check_config(job: str, nodes: Iterable[object]) -> None:
     """Check that no step requires run config: the sensor only sets the batch."""
     for node in nodes:

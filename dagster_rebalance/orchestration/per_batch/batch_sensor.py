@@ -37,6 +37,7 @@ from dagster_rebalance.orchestration.per_batch.hosted_members import MEMBERS, Ho
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
+from dagster_rebalance.orchestration.reporting.record_letters import RecordLetters
 from dagster_rebalance.orchestration.resources.letter_topic import NewLetters
 from dagster_rebalance.orchestration.runs import process
 from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
@@ -212,11 +213,16 @@ def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
                 stop_work=stop_work,
             )
             producer = kafka.dead_letters()
+            record_letters = (
+                stack.enter_context(RecordLetters(kafka)) if kafka.on_failure == "bisect" else None
+            )
             yield MemberDependencies(
                 consumer=consumer,
                 engine=Engine(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
                 runs=ledger,
-                dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id)
+                dead_letters=DeadLetters(
+                    stack.enter_context(closing(producer)), kafka.group_id, record_letters
+                )
                 if producer
                 else None,
                 catalogue=Catalogue(

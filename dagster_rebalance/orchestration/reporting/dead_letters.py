@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.commands import StoreDeadLetter
     from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
     from dagster_rebalance.kafka.producers.dead_letter_producer import Delivery
+    from dagster_rebalance.orchestration.reporting.record_letters import RecordLetters
 
 _RECORDS_PER_QUERY = 100
 MOST_ERROR_CHARACTERS = 8_000
@@ -40,21 +41,27 @@ class Sender(Protocol):
 
 
 class DeadLetters:
-    """The dead letters of one member, sent by `sender`."""
+    """The dead letters of one member: of ranges by `sender`, of records by `records`."""
 
-    def __init__(self, sender: Sender, group_id: str) -> None:
+    def __init__(self, sender: Sender, group_id: str, records: RecordLetters | None = None) -> None:
         self._sender = sender
+        self._records = records
         self._group_id = group_id
         self._under_way: dict[str, StoreDeadLetter] = {}
         self._ended: deque[Delivery] = deque()
 
     def is_under_way(self, range_: OffsetRange) -> bool:
         """Whether the dead letter of a range is being sent."""
-        return range_.key in self._under_way
+        of_record = self._records is not None and self._records.is_under_way(range_)
+        return of_record or range_.key in self._under_way
 
     def store(self, letter: StoreDeadLetter, error: str) -> None:
         """Send a dead letter with the error of its last run, without waiting."""
-        if not self.is_under_way(letter.range):
+        if self.is_under_way(letter.range):
+            return
+        if letter.is_record and self._records is not None:
+            self._records.store(letter, error)
+        else:
             self._sender.send(*self._letter(letter, error).record)
             self._under_way[letter.range.key] = letter  # only if `send` did not raise
 
@@ -63,6 +70,8 @@ class DeadLetters:
 
         A dead letter is in flight until its result is taken, so it is not sent twice.
         """
+        if self._records is not None:
+            yield from self._records.answers()
         self._ended.extend(self._sender.deliveries())
         while self._ended:
             delivery = self._ended.popleft()

@@ -234,20 +234,21 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         "the asset ignores this, its process is ended. Default: 3600 in streaming "
         "runs, no limit in per-batch runs.",
     )
-    on_failure: Literal["pause", "dead_letter"] = Field(
+    on_failure: Literal["pause", "dead_letter", "bisect"] = Field(
         default="pause",
         description="If the attempts of a range are exhausted: `pause` stops its partition; "
-        "`dead_letter` records the range in `dead_letter_topic` and continues.",
+        "`dead_letter` records the range in `dead_letter_topic` and continues; `bisect` does so "
+        "with each record that raises.",
     )
     dead_letter_topic: str | None = Field(
         default=None,
-        description="The topic of dead letters: of records that assets set aside, and with "
-        "on_failure=dead_letter of ranges. It must exist.",
+        description="The topic of dead letters: of records that assets set aside, and those of "
+        "on_failure. It must exist.",
     )
     max_dead_letters: str | None = Field(
         default=None,
         description="The dead letters of a partition within an hour beyond which it stops, such "
-        "as `100`, or `1%` of its records. Only with on_failure=pause.",
+        "as `100`, or `1%` of its records. Not with on_failure=dead_letter.",
     )
     record_every_s: float | None = Field(
         default=None,
@@ -490,7 +491,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def _topic_of_failed_ranges(self) -> str | None:
-        return self.dead_letter_topic if self.on_failure == "dead_letter" else None
+        return None if self.on_failure == "pause" else self.dead_letter_topic
 
     def engine_settings(
         self, *, streams: bool = False, has_local_spark: bool = False
@@ -538,6 +539,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             max_attempts=self.max_attempts,
             backoff=RetryBackoff(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
             dead_letter_topic=self._topic_of_failed_ranges,
+            bisects=self.on_failure == "bisect",
             start_from=parse_start(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             record_every_s=record_every_s,
@@ -589,10 +591,10 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         except ConfigurationError as error:
             msg = f"group {self.group_id}: {error}"
             raise ConfigurationError(msg) from error
-        if self.on_failure == "dead_letter" and topic is None:
+        if self.on_failure != "pause" and topic is None:
             problem = (
-                "on_failure='dead_letter' needs a dead_letter_topic: name one that exists and is "
-                "not read with this group"
+                f"on_failure={self.on_failure!r} needs a dead_letter_topic: name one that "
+                "exists and is not read with this group"
             )
         elif topic is not None and not is_topic_name(topic):
             problem = f"dead_letter_topic={topic[:249]!r} cannot be the name of a topic"
@@ -604,7 +606,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         elif self.on_failure == "dead_letter" and self.max_dead_letters is not None:
             problem = (
                 "max_dead_letters stops a partition, and on_failure='dead_letter' would make its "
-                "whole range a dead letter instead: set on_failure to 'pause'"
+                "whole range a dead letter instead: set on_failure to 'pause' or 'bisect'"
+            )
+        elif self.on_failure == "bisect" and self.max_attempts <= 1:
+            problem = (
+                "on_failure='bisect' needs max_attempts=2 or more: the first attempt has the "
+                "ranges of several partitions, and only a further one shows which of them fails"
             )
         if problem is not None:
             msg = f"group {self.group_id}: {problem}"

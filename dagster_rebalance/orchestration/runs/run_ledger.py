@@ -18,12 +18,22 @@ import dagster as dg
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.model.printable import escaped, one_line
-from dagster_rebalance.core.model.run_snapshot import LIVE, WORKING, RunSnapshot, RunState
+from dagster_rebalance.core.model.run_snapshot import (
+    LIVE,
+    WORKING,
+    FailureCause,
+    RunSnapshot,
+    RunState,
+)
 from dagster_rebalance.core.runs.retry import with_error
 from dagster_rebalance.orchestration.runs.coverage import Coverage
 from dagster_rebalance.orchestration.runs.process import is_gone, kill
 from dagster_rebalance.orchestration.storage.dynamic_partitions import GroupJobs
-from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes, text_of_event
+from dagster_rebalance.orchestration.storage.failure_notes import (
+    FailureNotes,
+    cause_of_event,
+    text_of_event,
+)
 from dagster_rebalance.orchestration.storage.heartbeats import (
     Heartbeats,
     partitions_in,
@@ -122,7 +132,7 @@ class RunLedger:
         self._owners = RangeOwners(instance)
         self._streaming_runs = StreamingRunRecords(instance)
         self._failures = FailureNotes(instance, group_id)
-        self._errors: OrderedDict[str, str] = OrderedDict()
+        self._errors: OrderedDict[str, tuple[str, FailureCause]] = OrderedDict()
         self._deleted_claims: dict[str, list[Claimed]] = {}
         self._final_events: OrderedDict[str, frozenset[RunEvent]] = OrderedDict()
         self._repeat_stop_at: OrderedDict[str, float] = OrderedDict()
@@ -523,6 +533,9 @@ class RunLedger:
         state = _STATES[run.status]
         old_heartbeat = _old_heartbeat(record)
         has_begun = RunEvent.BEGAN in events or old_heartbeat != ""
+        error, cause = (
+            self._error(run) if RunEvent.REFUSED not in events else ("", FailureCause.UNKNOWN)
+        )
         return RunSnapshot(
             run_id=run.run_id,
             batch_id=batch_id,
@@ -550,15 +563,17 @@ class RunLedger:
             ended_at=record.end_time if run.status in _ENDED else None,
             working_s=_age_s(record) if run.status in _AT_WORK else None,
             code_version=run.tags.get(VERSION_TAG, ""),
-            error=self._error(run) if RunEvent.REFUSED not in events else "",
+            error=error,
+            cause=cause,
         )
 
-    def _error(self, run: dg.DagsterRun) -> str:
-        """Return the error of a run, in one line; empty if it has not failed."""
+    def _error(self, run: dg.DagsterRun) -> tuple[str, FailureCause]:
+        """Return the error of a run, in one line, and its cause; empty if it has not failed."""
         if run.status is not dg.DagsterRunStatus.FAILURE:
-            return ""
+            return "", FailureCause.UNKNOWN
         if run.run_id not in self._errors:
-            self._errors[run.run_id] = text_of_event(self._failure(run.run_id))
+            failure = self._failure(run.run_id)
+            self._errors[run.run_id] = text_of_event(failure), cause_of_event(failure)
             if len(self._errors) > _EVENTS_KEPT:
                 self._errors.popitem(last=False)
         return self._errors[run.run_id]

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
 
+from dagster_rebalance.core.model.run_snapshot import FailureCause
+from dagster_rebalance.core.runs.failure_cause import cause_of
 from dagster_rebalance.core.runs.retry import FailedAttempt, Place, error_text
 from dagster_rebalance.orchestration.storage.key_values import KeyValues, slot_key
 from dagster_rebalance.orchestration.storage.run_tags import format_range
@@ -51,6 +53,10 @@ class ErrorInfo(Protocol):
     def cause(self) -> ErrorInfo | None:
         """The error that this error was raised from."""
 
+    @property
+    def context(self) -> ErrorInfo | None:
+        """The error that was being handled."""
+
 
 class FailureNotes:
     """The failure notes of one group."""
@@ -62,9 +68,11 @@ class FailureNotes:
     def write(self, ranges: Iterable[OffsetRange], failed: FailedAttempt) -> None:
         """Record the failed attempt on some ranges."""
         names = [self._name(range_) for range_ in ranges]
+        is_known = failed.cause is not FailureCause.UNKNOWN
+        cause = [failed.cause.value] if is_known else []  # earlier versions read three fields
         self._values.write(
             {
-                _key(name): json.dumps([name, failed.run_id, failed.attempt, failed.error])
+                _key(name): json.dumps([name, failed.run_id, failed.attempt, failed.error, *cause])
                 for name in names
             }
         )
@@ -77,7 +85,8 @@ class FailureNotes:
         for range_, name in names.items():
             owner, *fields = json.loads(stored.get(_key(name)) or "[null]")
             if owner == name:
-                notes[range_] = FailedAttempt(*fields)
+                run_id, attempt, error, *cause = fields
+                notes[range_] = FailedAttempt(run_id, attempt, error, *map(FailureCause, cause))
         return notes
 
     def _name(self, range_: OffsetRange) -> str:
@@ -101,12 +110,31 @@ def text_of_error(error: BaseException) -> str:
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, then the errors in its group or the error that it was raised from."""
+def cause_of_error(error: BaseException) -> FailureCause:
+    """Return whether the records or the environment made an asset function raise."""
+    return cause_of(
+        (name, _describe(one))
+        for one in islice(_causes(error, implicit=True), _MAX_CAUSES)
+        for name in _names_of(type(one))
+    )
+
+
+def _names_of(error: type[BaseException]) -> Iterator[str]:
+    yield error.__name__
+    yield from (base.__name__ for base in error.__mro__ if base.__module__ == "builtins")
+
+
+def _causes(error: BaseException, *, implicit: bool = False) -> Iterator[BaseException]:
+    """Yield an error, then the errors in its group or the error that it was raised from.
+
+    With `implicit`, that may be the error that was being handled.
+    """
     yield error
     cause = error.__cause__
+    if implicit and cause is None and not error.__suppress_context__:
+        cause = error.__context__
     for one in _members(error) or ([] if cause is None else [cause]):
-        yield from _causes(one)
+        yield from _causes(one, implicit=implicit)
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:
@@ -141,6 +169,19 @@ def text_of_event(entry: dg.EventLogEntry | None) -> str:
         return ""
     error = event.job_failure_data.error if event.event_specific_data else None
     return text_of_info(error) if error else error_text(event.message or "")
+
+
+def cause_of_event(entry: dg.EventLogEntry | None) -> FailureCause:
+    """Return whether the records or the environment made a run fail, by its failure event."""
+    event = None if entry is None else entry.dagster_event
+    if event is None or not event.event_specific_data:
+        return FailureCause.UNKNOWN
+    chain: list[ErrorInfo] = []
+    error = event.job_failure_data.error
+    while error is not None and len(chain) < _MAX_CAUSES:
+        chain.append(error)
+        error = error.cause or error.context
+    return cause_of((one.cls_name or "", one.message) for one in chain)
 
 
 def text_of_info(error: ErrorInfo) -> str:

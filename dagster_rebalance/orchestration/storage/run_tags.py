@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.model.offsets import OffsetRange, in_short
+from dagster_rebalance.core.runs.bisection import Part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,6 +52,8 @@ REFUSAL_TAG = "dagster_rebalance/refusal"
 SET_ASIDE_TAG = "dagster_rebalance/set_aside"
 """The id of a rerun's run that set aside records again, so its letters are not replayed. If the
 keys of the set-aside records follow, only their letters are not."""
+BISECTED_TAG = "dagster_rebalance/bisected"
+"""The failed range of which a run attempts a part, for users."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
 """The time of the last heartbeat of a run of 0.1.0; retries have a copy of it."""
 OLD_TAKEN_BACK_TAG = "dagster_rebalance/taken_back"
@@ -63,12 +66,16 @@ _LISTED_RANGES = 100
 
 def run_tags(batch_request: BatchRequest, group_id: str) -> dict[str, str]:
     """Return the tags of a run that processes a batch."""
-    return {
+    tags = {
         BATCH_TAG: batch_request.batch_id,
         GROUP_TAG: group_id,
         ATTEMPT_TAG: str(batch_request.attempt),
         RANGES_TAG: in_short(batch_request.ranges),
     }
+    part = Part.parse(batch_request.batch_id)
+    if part is not None:
+        tags[BISECTED_TAG] = str(part.bisected(batch_request.ranges[0]))
+    return tags
 
 
 def attempt_of(run: dg.DagsterRun) -> int:

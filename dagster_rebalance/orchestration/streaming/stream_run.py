@@ -23,6 +23,7 @@ import dagster as dg
 from dagster_rebalance.core.engine.engine import Engine
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.events import LeaveRequested
+from dagster_rebalance.core.model.run_snapshot import FailureCause
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, batch_ids
 from dagster_rebalance.core.streaming.batch_tracker import ReaderReuse
 from dagster_rebalance.orchestration.batch.letters import LetterProducers
@@ -34,6 +35,7 @@ from dagster_rebalance.orchestration.member.opentelemetry import meter_of
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
+from dagster_rebalance.orchestration.reporting.record_letters import RecordLetters
 from dagster_rebalance.orchestration.resources.hardcoded_secrets import without_secrets
 from dagster_rebalance.orchestration.resources.letter_topic import NewLetters
 from dagster_rebalance.orchestration.runs import process, signals
@@ -41,7 +43,11 @@ from dagster_rebalance.orchestration.runs.external_jobs import stopping
 from dagster_rebalance.orchestration.runs.heartbeat import LAST_EVENT_LIMIT_S, Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.dynamic_partitions import JobName
-from dagster_rebalance.orchestration.storage.failure_notes import FailureNotes, text_of_error
+from dagster_rebalance.orchestration.storage.failure_notes import (
+    FailureNotes,
+    cause_of_error,
+    text_of_error,
+)
 from dagster_rebalance.orchestration.storage.heartbeats import format_partitions
 from dagster_rebalance.orchestration.storage.member_lease import MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -266,10 +272,10 @@ class StreamRun:
                 self._letter_producers,
                 run_id=self._run.run_id,
                 attempt=parsed.attempt,
-                is_repeat=parsed.attempt > 1 or parsed.interruptions > 0,
+                is_repeat=parsed.attempt > 1 or parsed.interruptions > 0 or parsed.part != "",
             )
         )
-        outcome, error = BatchOutcome.INTERRUPTED, ""
+        outcome, error, cause = BatchOutcome.INTERRUPTED, "", FailureCause.UNKNOWN
         try:
             self._is_interrupted = False
             self._is_in_body = True
@@ -292,6 +298,8 @@ class StreamRun:
             else:
                 outcome = BatchOutcome.FAILED
                 error = without_secrets(text_of_error(problem), self._kafka)
+                if self._kafka.on_failure == "bisect":  # earlier versions could not read the cause
+                    cause = cause_of_error(problem)
         else:
             progress.batches += 1
             progress.offsets += given.records
@@ -300,7 +308,7 @@ class StreamRun:
             self._is_in_body = False
             self._settle_spark(batch.batch_id, is_done=outcome is BatchOutcome.SUCCEEDED)
             if outcome is BatchOutcome.SUCCEEDED or self._wait_until_stopped(batch.batch_id):
-                self._work.end(outcome, error)
+                self._work.end(outcome, error, cause)
 
     def _keep_error(self, batch: BegunBatch, failed: FailedAttempt) -> None:
         """Show the error of a batch in Dagster, and store it for the runs that replace this run."""
@@ -466,11 +474,13 @@ class StreamRun:
             code_version=run.tags.get(VERSION_TAG, ""),
         )
         producer = kafka.dead_letters()
+        record_letters = RecordLetters(kafka) if kafka.on_failure == "bisect" else None
         name = run.tags[STREAM_TAG]
         with (
             dg.DagsterInstance.from_ref(self._context.instance.get_ref()) as instance,
             kafka.connect() as consumer,
             closing(producer) if producer else nullcontext(),
+            record_letters or nullcontext(),
             NewLetters(kafka) if kafka.dead_letter_topic else nullcontext() as letters,
         ):
             self._wake_member = consumer.wakeup
@@ -484,7 +494,9 @@ class StreamRun:
                 ),
                 runs=self._work,
                 work=self._work,
-                dead_letters=DeadLetters(producer, kafka.group_id) if producer else None,
+                dead_letters=DeadLetters(producer, kafka.group_id, record_letters)
+                if producer
+                else None,
                 catalogue=StreamCatalogue(instance, kafka, run),
                 dead_letter_topic=kafka.dead_letter_topic,
                 new_letters=letters,

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.events import RunsRead
+from dagster_rebalance.core.model.run_snapshot import FailureCause
 from dagster_rebalance.core.runs.retry import FailedAttempt, with_error
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, is_batch_of
 from dagster_rebalance.core.streaming.batch_tracker import BatchTracker, WorkerAction
@@ -84,7 +85,12 @@ class StreamWorker:
             return self._batches.get(timeout=timeout_s)
         return None
 
-    def end(self, outcome: BatchOutcome, error: str = "") -> None:
+    def end(
+        self,
+        outcome: BatchOutcome,
+        error: str = "",
+        cause: FailureCause = FailureCause.UNKNOWN,
+    ) -> None:
         """Report the outcome of the current batch to the member, with the error if it failed."""
         with self._lock:
             batch = self._own.at_work
@@ -93,7 +99,7 @@ class StreamWorker:
         if batch.is_late and outcome is BatchOutcome.INTERRUPTED:
             error = f"it was interrupted after batch_timeout_s={self._limit_s:g}"
         began = StreamBatch.parse(batch.batch_id)
-        failed = FailedAttempt(self.run_id, began.attempt if began else 0, error)
+        failed = FailedAttempt(self.run_id, began.attempt if began else 0, error, cause)
         if error:
             self._keep(batch, failed)
         with self._lock:

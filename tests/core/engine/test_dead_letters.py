@@ -14,7 +14,6 @@ from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.runs.progress import Exhausted
-from dagster_rebalance.core.runs.retry import RetryBackoff
 from tests.core.story import Script, play
 from tests.core.world import span, tp
 from tests.story import stories
@@ -240,5 +239,5 @@ def test_partition_without_known_bounds_is_judged_by_its_runs() -> None:
         OffsetLedger(tp(0), 1, 0).with_claim("b1", 10).with_progress(1, FIRST, Exhausted(("r1",)))
     )
     owned = OwnedPartition(tp(0), 1, Phase.OWNED, ledger=ledger)
-    assert why_stopped(owned, "dead", RetryBackoff()) is None
-    assert why_stopped(owned, None, RetryBackoff()) is not None
+    assert why_stopped(owned, EngineSettings(dead_letter_topic="dead")) is None
+    assert why_stopped(owned, EngineSettings()) is not None

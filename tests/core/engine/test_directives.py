@@ -279,15 +279,15 @@ def test_retry_ends_all_delays_but_not_of_ranges_with_a_dead_letter() -> None:
     ledger = script.owned().ledger
     assert ledger is not None
     ledger = ledger._replace(entries=(exhausted,))
-    assert ledger.with_all_due(exhausted_too=False).entries == (exhausted,)
-    assert ledger.with_all_due(exhausted_too=True).entries[0].due_at == float("-inf")
+    assert ledger.with_all_due(lambda _: False).entries == (exhausted,)
+    assert ledger.with_all_due(lambda _: True).entries[0].due_at == float("-inf")
 
 
 def test_retry_repeats_a_refused_write() -> None:
     script = play("world 5 | stored 0 100 | join m 1 | wait 4")
     write = commands.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(0))
     pending = PendingWrite(write, 5.0, resent_at=7.0, refused="no right")
-    tried = script.owned()._replace(pending=pending, ledger=None).with_all_due(exhausted_too=True)
+    tried = script.owned()._replace(pending=pending, ledger=None).with_all_due(lambda _: True)
     assert tried.pending is not None
     assert tried.pending.last_sent_at == float("-inf")
 

@@ -54,23 +54,22 @@ def failed(count: int, kind: FailureKind = FailureKind.FAILED) -> ToRequest:
 @pytest.mark.parametrize("kind", list(FailureKind))
 def test_delay_grows_with_consecutive_failures_up_to_limit(kind: FailureKind) -> None:
     waits = [
-        BACKOFF.wait_s(failed(count, kind), has_dead_letters=False)
-        for count in (1, 2, 3, 4, 5, 10_000)
+        BACKOFF.wait_s(failed(count, kind), is_settled=False) for count in (1, 2, 3, 4, 5, 10_000)
     ]
     assert waits == [5.0, 30.0, 180.0, 900.0, 900.0, 900.0]
 
 
 def test_progress_without_failure_has_no_delay() -> None:
-    assert BACKOFF.wait_s(ToRequest(4), has_dead_letters=False) == 0.0
-    assert BACKOFF.wait_s(InFlight(("r",)), has_dead_letters=False) == 0.0
+    assert BACKOFF.wait_s(ToRequest(4), is_settled=False) == 0.0
+    assert BACKOFF.wait_s(InFlight(("r",)), is_settled=False) == 0.0
 
 
 def test_exhausted_range_is_retried_unless_disabled_or_cancelled() -> None:
     exhausted = Exhausted(("r1", "r2", "r3"), attempt=4)
-    assert BACKOFF.wait_s(exhausted, has_dead_letters=False) == 180.0
-    assert BACKOFF.wait_s(exhausted, has_dead_letters=True) == NEVER
-    assert BACKOFF.wait_s(Exhausted(("r1",), is_cancelled=True), has_dead_letters=False) == NEVER
-    assert RetryBackoff(retry_stopped=False).wait_s(exhausted, has_dead_letters=False) == NEVER
+    assert BACKOFF.wait_s(exhausted, is_settled=False) == 180.0
+    assert BACKOFF.wait_s(exhausted, is_settled=True) == NEVER
+    assert BACKOFF.wait_s(Exhausted(("r1",), is_cancelled=True), is_settled=False) == NEVER
+    assert RetryBackoff(retry_stopped=False).wait_s(exhausted, is_settled=False) == NEVER
 
 
 @pytest.mark.parametrize(("first_s", "limit_s"), [(-1.0, 5.0), (10.0, 5.0)])

@@ -1,0 +1,77 @@
+"""The cause of a failed attempt, by the names of its errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_rebalance.core.model.run_snapshot import FailureCause
+from dagster_rebalance.core.runs.failure_cause import cause_of
+
+STACK = "An error occurred while calling o93.save.\n: org.apache.spark.SparkException: Job aborted"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ("ValueError", "order 17 has no price"),
+        ("KeyError", "'price'"),
+        ("JSONDecodeError", "Expecting value"),
+        ("UndecodableError", "the value has no schema id"),
+        ("DagsterRebalanceError", ""),
+        ("Failure", "7 rows are invalid"),
+        ("IntegrityError", "null value in column"),
+        ("ArrowInvalid", "Could not convert"),
+        ("Py4JJavaError", f"{STACK} due to stage failure: java.lang.NumberFormatException: x"),
+        ("Py4JJavaError", f"{STACK}\n at org.apache.spark.sql.kafka010.KafkaBatch.read(K.scala:1)"),
+        ("PythonException", "Traceback (most recent call last):\n  File 'a'\nValueError: no price"),
+        ("", "an error without a name"),
+    ],
+)
+def test_error_of_the_records(error: tuple[str, str]) -> None:
+    assert cause_of([error]) is FailureCause.RECORDS
+    assert cause_of([("DagsterExecutionStepExecutionError", ""), error]) is FailureCause.RECORDS
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ("MemoryError", ""),
+        ("OSError", "No space left on device"),
+        ("PermissionError", "/data"),
+        ("requests.exceptions.ConnectionError", "refused"),
+        ("ConnectTimeout", ""),
+        ("ReadTimeout", ""),
+        ("gaierror", "Name or service not known"),
+        ("OperationalError", "server closed the connection"),
+        ("EndpointConnectionError", ""),
+        ("ServiceUnavailable", ""),
+        ("KafkaException", "_TRANSPORT"),
+        ("BrokerError", ""),
+        ("TooManyLettersError", ""),
+        ("CommitFailedException", ""),
+        ("DagsterExecutionInterruptedError", ""),
+        ("DagsterInvalidConfigError", ""),
+        ("KeyboardInterrupt", ""),
+        ("SystemExit", "1"),
+        ("CancelledError", ""),
+        ("Py4JNetworkError", "Answer from Java side is empty"),
+        ("Py4JJavaError", f"{STACK}: java.lang.OutOfMemoryError: Java heap space"),
+        ("Py4JJavaError", f"{STACK}: ExecutorLostFailure (executor 1 exited)"),
+        ("Py4JJavaError", f"{STACK}\nCaused by: java.net.ConnectException: refused"),
+        ("SparkConnectGrpcException", "<_MultiThreadedRendezvous of RPC that terminated"),
+        ("PythonException", "Traceback (most recent call last):\n  File 'a'\nTimeoutError: slow"),
+        ("RuntimeError", "[Errno 32] Broken pipe"),
+    ],
+)
+def test_error_of_the_environment(error: tuple[str, str]) -> None:
+    assert cause_of([error]) is FailureCause.ENVIRONMENT
+
+
+def test_environment_anywhere_in_the_chain_counts() -> None:
+    chain = [("ValueError", "no rate for EUR"), ("KeyError", ""), ("TimeoutError", "")]
+    assert cause_of(chain) is FailureCause.ENVIRONMENT
+    assert cause_of(chain[:2]) is FailureCause.RECORDS
+
+
+def test_failure_without_errors_has_an_unknown_cause() -> None:
+    assert cause_of([]) is FailureCause.UNKNOWN
