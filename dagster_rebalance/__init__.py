@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
     from dagster_rebalance.orchestration.runs.external_jobs import ExternalJobs, ExternalWork
+    from dagster_rebalance.outputs.scratch import redirect_outputs
     from dagster_rebalance.spark.pipes_batch import PipesBatch
 
     __version__: str
@@ -117,6 +118,7 @@ __all__ = [
     "build_kafka_rerun_job",
     "build_kafka_stream_defs",
     "plain_json",
+    "redirect_outputs",
     "values_by_batch",
 ]
 
@@ -166,6 +168,7 @@ _HOMES = {
     "build_kafka_rerun_job": "orchestration.operators.launchpad",
     "build_kafka_stream_defs": "orchestration.definitions",
     "plain_json": "orchestration.resources.registry",
+    "redirect_outputs": "outputs.scratch",
     "values_by_batch": "orchestration.batch.batch_values",
 }
 

@@ -17,6 +17,7 @@ from dagster_rebalance.arrow.range_records import RangeRecords
 from dagster_rebalance.arrow.records import library
 from dagster_rebalance.outputs.layout import local_folder
 from dagster_rebalance.outputs.rows import until_no_conflict
+from dagster_rebalance.outputs.scratch import SHOWN_ROWS, current_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.offsets import OffsetRange
 
+_FORM = "Delta Lake"
 _MOST_OPEN = 8
 _open: dict[Path | None, tuple[Any, tuple[int, ...] | None]] = {}
 """Open tables on mounted file systems, each with the file of its last commit. A call removes its
@@ -82,9 +84,14 @@ def write_delta(
     with RangeRecords.of(records, table, ranges) as given:
         if given is None:
             return
+        place, scratch, columns = table, current_scratch(), given.schema
+        if scratch is not None:
+            if deltalake.DeltaTable.is_deltatable(table, options):
+                columns = deltalake.DeltaTable(table, storage_options=options).schema()
+            place, folder, options = scratch.place_of(_FORM, table), None, {}
 
         def write() -> None:
-            opened = _reopened(folder) or _opened(deltalake, table, given.schema, options)
+            opened = _reopened(folder) or _opened(deltalake, place, columns, options)
             stored = library("pyarrow", "delta").schema(opened.schema())
             schema = given.fitted(stored, table, merges=merge_schema)
             with given.reader(schema) as reader:
@@ -98,6 +105,9 @@ def write_delta(
             _keep_open(folder, opened)
 
         until_no_conflict(table, write, lambda error: isinstance(error, errors.CommitFailedError))
+        if scratch is not None:
+            made = deltalake.DeltaTable(place).to_pyarrow_table()
+            scratch.add(_FORM, table, made.num_rows, made.slice(0, SHOWN_ROWS).to_pylist(), place)
 
 
 def _reopened(folder: Path | None) -> Any:

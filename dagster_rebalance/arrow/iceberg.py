@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.arrow.range_records import RangeRecords
 from dagster_rebalance.arrow.records import library, plain
 from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.outputs.layout import local_folder
 from dagster_rebalance.outputs.rows import COLUMNS, until_no_conflict
+from dagster_rebalance.outputs.scratch import SHOWN_ROWS, current_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
     from dagster_rebalance.outputs.rows import Rows
 
+_FORM = "Iceberg"
 _CHUNK_BYTES = 64 << 20
 """The size of the records of one data file per partition."""
 _ISOLATION = "write.delete.isolation-level"
@@ -82,13 +85,49 @@ def write_iceberg(
     """
     errors = library("pyiceberg.exceptions", "iceberg")
     conflicts = (errors.CommitFailedException, errors.ValidationException)
+    scratch = current_scratch()
     with RangeRecords.of(records, table, ranges) as given:
-        if given is not None:
-            until_no_conflict(
-                table,
-                lambda: _replace(catalog, table, given, merge_schema=merge_schema),
-                lambda error: isinstance(error, conflicts),
-            )
+        if given is None:
+            return
+        if scratch is not None:
+            catalog = _scratch_catalog(catalog, table, scratch.place_of(_FORM, table), given)
+        until_no_conflict(
+            table,
+            lambda: _replace(catalog, table, given, merge_schema=merge_schema),
+            lambda error: isinstance(error, conflicts),
+        )
+    if scratch is not None:
+        made = catalog.load_table(table)
+        rows = made.scan().to_arrow()
+        shown = rows.slice(0, SHOWN_ROWS).to_pylist()
+        scratch.add(_FORM, table, rows.num_rows, shown, made.location())
+
+
+def _scratch_catalog(catalog: Any, name: str, folder: str, given: RangeRecords) -> Any:
+    """Return a catalog in a folder with a table that has the columns and properties of a table."""
+    errors = library("pyiceberg.exceptions", "iceberg")
+    try:
+        table = catalog.load_table(name)
+    except errors.NoSuchTableError:
+        columns, properties = given.schema, {}
+    else:
+        columns, properties = table.schema().as_arrow(), table.properties
+    local = local_folder(folder)
+    if local is None:
+        msg = (
+            f"a table of Iceberg cannot be redirected to {folder}: name a scratch folder of a "
+            "mounted file system"
+        )
+        raise ConfigurationError(msg)
+    local.mkdir(exist_ok=True)
+    own = library("pyiceberg.catalog.sql", "iceberg").SqlCatalog(
+        "scratch", uri=f"sqlite:///{local}/catalog.db", warehouse=local.as_uri()
+    )
+    own.create_namespace_if_not_exists(own.namespace_from(name))
+    if not own.table_exists(name):
+        isolation = {key: properties[key] for key in properties.keys() & {_ISOLATION}}
+        own.create_table(name, columns, properties=isolation)
+    return own
 
 
 def _replace(catalog: Any, name: str, given: RangeRecords, *, merge_schema: bool) -> None:

@@ -39,11 +39,13 @@ from dagster_rebalance.outputs.publication import (
     store_key,
     store_of,
 )
+from dagster_rebalance.outputs.scratch import SHOWN_ROWS, current_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 BUFFER_BYTES = 64 << 20
+_FORM = "Parquet"
 _INT96 = "INT96"
 _known: dict[str, Any] = {}
 """Schemas of outputs in object stores, of which a listing takes requests."""
@@ -92,9 +94,12 @@ def write_parquet_by_range(records: Any, path: str) -> int:
     columns.refuse_ambiguous_names(tuple((one.name, shape(one.type)) for one in reader.schema))
     started_at = time.time()
     stored = output.stored()
+    scratch = current_scratch()
+    if scratch is not None:
+        output = _Output(*parent_and_name(scratch.place_of(_FORM, path)))
     schema, has_int96 = stored or (reader.schema, False)
     if stored is not None:
-        columns.refuse_misfits(shapes(reader.schema), shapes(schema), output.path)
+        columns.refuse_misfits(shapes(reader.schema), shapes(schema), path)
     files = _StagedFiles(output, schema, has_int96=has_int96)
     try:
         written = files.write(reader)
@@ -105,6 +110,8 @@ def write_parquet_by_range(records: Any, path: str) -> int:
         raise
     if stored is None:
         output.refuse_concurrent_schemas(schema, own)
+    if scratch is not None:
+        scratch.add(_FORM, path, *output.content(), output.path)
     return written
 
 
@@ -206,6 +213,18 @@ class _Output:
                     columns.refuse_misfits(shapes(schema), shapes(other), self.path)
                 except IllegalStateError as error:
                     raise columns.concurrent_schemas(self.path, error) from error
+
+    def content(self) -> tuple[int, list[dict[str, Any]]]:
+        """Return the number of rows, and the first of them."""
+        parquet = library("pyarrow.parquet", "arrow")
+        rows, shown = 0, list[dict[str, Any]]()
+        for file in self._files():
+            with parquet.ParquetFile(file, filesystem=self.store) as read:
+                rows += read.metadata.num_rows
+                for batch in read.iter_batches(SHOWN_ROWS) if len(shown) < SHOWN_ROWS else ():
+                    shown += batch.to_pylist()
+                    break
+        return rows, shown[:SHOWN_ROWS]
 
     def discard(self) -> None:
         """Remove the staging folder of a failed write."""

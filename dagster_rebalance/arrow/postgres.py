@@ -18,6 +18,7 @@ from dagster_rebalance.arrow.range_records import RangeRecords
 from dagster_rebalance.arrow.records import library
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.outputs.rows import COLUMNS
+from dagster_rebalance.outputs.scratch import current_scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,8 +79,16 @@ def write_postgres(
             _create_staged(database, name, columns, table)
             with given.reader() as reader, database.cursor() as cursor:
                 _copy(cursor, columns, reader)
+            scratch = current_scratch()
+            end = sql.SQL(
+                "COMMIT" if scratch is None else "SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK"
+            )
             # One message without parameters, which the server executes to its end.
-            database.execute(_transaction(sql, name, columns, _oid(database, name), given))
+            database.execute(
+                sql.SQL("; ").join([*_statements(name, columns, _oid(database, name), given), end])
+            )
+        if scratch is not None:
+            scratch.add("Postgres", table, *given.content())
 
 
 def _create_staged(database: Any, name: Any, columns: Any, table: str) -> None:
@@ -137,8 +146,9 @@ def _oid(database: Any, name: Any) -> int:
     return int(found[0])
 
 
-def _transaction(sql: Any, name: Any, columns: Any, oid: int, given: RangeRecords) -> Any:
-    """Return the statements that replace the rows of ranges."""
+def _statements(name: Any, columns: Any, oid: int, given: RangeRecords) -> list[Any]:
+    """Return the statements of a transaction that replaces the rows of ranges, except its end."""
+    sql = import_module("psycopg.sql")
     partitions = sorted({(topic, partition) for topic, partition, *_ in given.rows.spans})
     # In one order, so two writers cannot wait for each other.
     locks = [
@@ -166,4 +176,4 @@ def _transaction(sql: Any, name: Any, columns: Any, oid: int, given: RangeRecord
         name, columns, columns, sql.Identifier(_STAGED)
     )
     begin = sql.SQL("BEGIN ISOLATION LEVEL READ COMMITTED")
-    return sql.SQL("; ").join([begin, *locks, *deletes, insert, sql.SQL("COMMIT")])
+    return [begin, *locks, *deletes, insert]

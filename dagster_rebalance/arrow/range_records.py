@@ -13,6 +13,7 @@ from dagster_rebalance.arrow.records import cast, opened, shape, shapes
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.outputs.columns import differences, refuse_ambiguous_names
 from dagster_rebalance.outputs.rows import Rows, check_columns, rows_without_ranges
+from dagster_rebalance.outputs.scratch import SHOWN_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -93,6 +94,14 @@ class RangeRecords:
         schema = schema or self.schema
         batches = (cast(batch, schema) for batch in chain(self._kept, self._from_file()))
         return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def content(self) -> tuple[int, list[dict[str, Any]]]:
+        """Return the number of records, and the first of them."""
+        rows, shown = 0, list[dict[str, Any]]()
+        for batch in self.reader():
+            rows += batch.num_rows
+            shown += batch.slice(0, SHOWN_ROWS - len(shown)).to_pylist()
+        return rows, shown
 
     def _from_file(self) -> Iterator[Any]:
         self._spilled.seek(0, SEEK_END)

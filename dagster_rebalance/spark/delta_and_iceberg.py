@@ -15,6 +15,7 @@ also has rows of other ranges, as after a compaction. A MERGE then rewrites such
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -29,11 +30,13 @@ from dagster_rebalance.outputs.rows import (
     rows_without_ranges,
     until_no_conflict,
 )
+from dagster_rebalance.outputs.scratch import current_scratch
 from dagster_rebalance.spark.launch import DELTA_LAKE, coordinates_text
 from dagster_rebalance.spark.launch import ICEBERG as ICEBERG_PACKAGES
 from dagster_rebalance.spark.ranges import (
     READ_ID,
     READ_RANGES,
+    content,
     explained_read_errors,
     functions_of,
     written_once,
@@ -43,7 +46,7 @@ from dagster_rebalance.spark.schemas import ddl, refuse_ambiguous_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, DataFrameWriter
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 
 _NO_SUCH_FORMAT = re.compile(
@@ -82,12 +85,14 @@ def replace_rows(
     *,
     create: Callable[[DataFrameWriter], None],
     write: Callable[[DataFrame, Rows], None],
+    fits: str | None = None,
 ) -> None:
     """Replace the rows of ranges in a table by the rows of a DataFrame.
 
     `create` creates a table that does not exist, partitioned by topic and partition, with a writer
-    of no rows. `write` makes the single commit that replaces the rows. Without ranges, the frame
-    must be empty. The errors are those of `write_delta`.
+    of no rows. `write` makes the single commit that replaces the rows. If outputs are redirected,
+    the table that is created has the columns of the table `fits`. Without ranges, the frame must be
+    empty. The errors are those of `write_delta`.
     """
     check_columns(frame.columns)
     refuse_ambiguous_names(frame.schema)
@@ -101,9 +106,10 @@ def replace_rows(
         frame = frame.withMetadata("range_start", {})  # a table would keep it in its schema
     checked = _checked(frame, rows)
     places = {f"{range_} in {table}" for range_ in ranges}
+    model = _existing(frame, fits) if fits is not None and current_scratch() else frame
 
     def attempt() -> None:
-        create(_empty_writer(frame, form))
+        create(_empty_writer(model, form))
         with explained_read_errors():
             write(checked, rows)
 
@@ -179,6 +185,25 @@ def _check_read(rows: Rows, read: Mapping[str, Any]) -> None:
             raise IllegalStateError(msg)
 
 
+def _existing(frame: DataFrame, table: str) -> DataFrame:
+    """Return no rows with the columns that a table needs; the frame if there is no such table."""
+    from pyspark.errors import AnalysisException
+    from pyspark.sql.types import StructField, StructType
+
+    session = frame.sparkSession
+    try:
+        schema = session.table(table).schema
+    except AnalysisException:
+        return frame
+    given = {name.lower() for name in frame.columns}
+    needed = [
+        StructField(one.name, one.dataType, one.nullable)
+        for one in schema
+        if one.name.lower() in given or _DEFAULT not in one.metadata
+    ]
+    return session.createDataFrame([], StructType(needed))
+
+
 def _empty_writer(frame: DataFrame, form: TableFormat) -> DataFrameWriter:
     """Return a writer of no rows with the frame's columns; the frame is not evaluated."""
     empty = frame.sparkSession.createDataFrame([], frame.schema)
@@ -250,8 +275,11 @@ def write_delta(
         BrokerError: Kafka no longer has all of the offsets.
         PySparkException: A row is in none of the ranges. Nothing was written.
     """
-    is_path = "/" in table
-    name = f"delta.{quoted(table)}" if is_path else table
+    scratch, place = current_scratch(), table
+    if scratch is not None:
+        place = scratch.place_of(DELTA.name, table)
+    is_path = "/" in place
+    name = f"delta.{quoted(place)}" if is_path else place
 
     def write(checked: DataFrame, rows: Rows) -> None:
         if not merges_schema(options):
@@ -265,9 +293,12 @@ def write_delta(
         DELTA,
         # By path even after a writer was killed while it created the table: SQL takes any non-empty
         # folder for a table.
-        create=lambda writer: writer.save(table) if is_path else writer.saveAsTable(table),
+        create=lambda writer: writer.save(place) if is_path else writer.saveAsTable(place),
         write=write,
+        fits=f"delta.{quoted(table)}" if "/" in table else table,
     )
+    if scratch is not None and ranges:
+        scratch.add(DELTA.name, table, *content(frame.sparkSession.table(name)), place)
 
 
 def _refuse_missing_columns(frame: DataFrame, table: str) -> None:
@@ -333,19 +364,39 @@ def write_iceberg(
     Iceberg's Hadoop catalog does not on object stores. On a mounted file system, its commits are
     atomic only for the writers of one Spark application.
     """
+    scratch, place = current_scratch(), table
+    if scratch is not None:
+        place = _scratch_table(frame.sparkSession, table, scratch.place_of(ICEBERG.name, table))
 
     def write(checked: DataFrame, rows: Rows) -> None:
         try:
-            _replace(checked, table, rows, options)
+            _replace(checked, place, rows, options)
         except Exception as error:
             if not merges_schema(options) or _NEW_COLUMNS not in str(error):
                 raise
-            _add_columns(checked, table)
-            _replace(checked, table, rows, options)
+            _add_columns(checked, place)
+            _replace(checked, place, rows, options)
 
     replace_rows(
-        frame, table, ranges, ICEBERG, create=lambda writer: writer.saveAsTable(table), write=write
+        frame,
+        table,
+        ranges,
+        ICEBERG,
+        create=lambda writer: writer.saveAsTable(place),
+        write=write,
+        fits=table,
     )
+    if scratch is not None and ranges:
+        scratch.add(ICEBERG.name, table, *content(frame.sparkSession.table(place)), place)
+
+
+def _scratch_table(session: SparkSession, table: str, folder: str) -> str:
+    """Return the name of a table in a catalog that has only a folder."""
+    catalog = f"dagster_rebalance_{hashlib.sha256(folder.encode()).hexdigest()[:16]}"
+    session.conf.set(f"spark.sql.catalog.{catalog}", "org.apache.iceberg.spark.SparkCatalog")
+    session.conf.set(f"spark.sql.catalog.{catalog}.type", "hadoop")
+    session.conf.set(f"spark.sql.catalog.{catalog}.warehouse", folder)
+    return f"{catalog}.scratch.{quoted(table.rpartition('.')[2].strip('`'))}"
 
 
 def _replace(frame: DataFrame, table: str, rows: Rows, options: Mapping[str, str] | None) -> None:

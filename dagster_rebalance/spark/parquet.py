@@ -33,11 +33,13 @@ from dagster_rebalance.outputs.layout import (
     place_of,
 )
 from dagster_rebalance.outputs.publication import check_duration, check_one_file_system
+from dagster_rebalance.outputs.scratch import Scratch, current_scratch
 from dagster_rebalance.spark import parquet_files
 from dagster_rebalance.spark.parquet_files import ranges_by_file
 from dagster_rebalance.spark.ranges import (
     IS_ONE_RANGE_A_TASK,
     READ_ID,
+    content,
     explained_read_errors,
     functions_of,
     read_in_plan,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 RANGE_KEY = COLUMNS
+_FORM = "Parquet"
 
 # The staging folder of an attempt, the output, and the target of each staged file: all as URIs.
 _Moves: TypeAlias = "tuple[str, str, Mapping[str, str]]"
@@ -141,14 +144,34 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     session = frame.sparkSession
     if urlsplit(path).scheme:
         parquet_files.check_scheme(session, urlsplit(path).scheme)
+    scratch = current_scratch()
+    if scratch is not None:
+        return _write_scratch(frame, f"{parent}{name}", path, scratch)
+    return _write_to(frame, parent, name)
+
+
+def _write_scratch(frame: DataFrame, output: str, path: str, scratch: Scratch) -> int:
+    """Write to a scratch folder a frame that fits the output."""
+    parent, name = parent_and_name(scratch.place_of(_FORM, path))
+    written = _write_to(frame, parent, name, fits=output)
+    place, session = f"{parent}{name}", frame.sparkSession
+    has_rows = written or any(one.place == place and one.rows for one in scratch.outputs)
+    found = content(session.read.parquet(place).drop(FOLDER)) if has_rows else (0, [])
+    scratch.add(_FORM, path, *found, place)
+    return written
+
+
+def _write_to(frame: DataFrame, parent: str, name: str, *, fits: str | None = None) -> int:
+    """Write to a folder; `fits` is another output whose columns the frame must have."""
+    session = frame.sparkSession
     output, staged = f"{parent}{name}", f"{parent}.{name}-staging/{uuid.uuid4().hex}"
     started_at = time.time()
     seen = local_folder(output) if _is_seen(parent) else None
     if seen is not None:
         check_one_file_system(seen)
-    attempt = _write_as_before(frame, output, staged, seen)
+    attempt = _write_as_before(frame, output, staged, seen) if fits is None else None
     if attempt is None:
-        attempt = _write_checked(frame, output, staged, seen)
+        attempt = _write_checked(frame, output, staged, seen, fits=fits)
     if attempt.plan is None:
         return 0
     staging, root, moves = attempt.plan
@@ -193,15 +216,19 @@ def _write_as_before(
     return None
 
 
-def _write_checked(frame: DataFrame, output: str, staged: str, seen: Path | None) -> _Attempt:
+def _write_checked(
+    frame: DataFrame, output: str, staged: str, seen: Path | None, *, fits: str | None = None
+) -> _Attempt:
     """Write a frame whose schema Spark has described, and which fits the output."""
     check_columns(frame.columns)
     schema = frame.schema
     refuse_ambiguous_names(schema)
     read = schema["range_start"].metadata
     noted = parquet_files.schema_of_output(seen) if seen is not None else None
-    stored = stored_schema(frame.sparkSession, output, seen, FOLDER)
-    fitted = frame if stored is None else fit_to_files(frame, stored, output)
+    known = output if fits is None else fits
+    folder = seen if fits is None else local_folder(fits)
+    stored = stored_schema(frame.sparkSession, known, folder, FOLDER)
+    fitted = frame if stored is None else fit_to_files(frame, stored, known)
     may_write_as_read = bool(read.get(IS_ONE_RANGE_A_TASK)) and seen is not None
     written, plan = _write_staged(fitted, output, staged, may_write_as_read=may_write_as_read)
     staging = local_folder(staged)

@@ -27,6 +27,7 @@ from dagster_rebalance.core.model.errors import (
     UndecodableError,
 )
 from dagster_rebalance.core.model.offsets import TopicPartition
+from dagster_rebalance.outputs.scratch import SHOWN_ROWS
 from dagster_rebalance.spark.connect_sessions import connects_in_the_clear
 from dagster_rebalance.spark.kafka_options import hide_secrets, is_secret, spark_kafka_options
 from dagster_rebalance.spark.launch import kafka_connector_package
@@ -199,6 +200,12 @@ def read_in_plan(frame: Any) -> Mapping[str, Any]:
             metadata, _ = json.JSONDecoder().raw_decode(text, start.start())
             found[metadata[READ_ID]] = metadata
     return next(iter(found.values())) if len(found) == 1 else {}
+
+
+def content(frame: DataFrame) -> tuple[int, list[dict[str, Any]]]:
+    """Return the number of rows of a frame, and the first of them."""
+    rows = frame.limit(SHOWN_ROWS).collect()
+    return frame.count(), [row.asDict(recursive=True) for row in rows]
 
 
 def functions_of(session: SparkSession) -> Any:
