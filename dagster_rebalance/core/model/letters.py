@@ -1,14 +1,17 @@
 """Dead letters: the records of a dead-letter topic, and the state of each letter.
 
 A letter is one Kafka record: a record that was set aside, or a range whose attempts are exhausted.
-Its Kafka key is `<topic>-<partition>-<offset>` or the key of the range. Its headers are those of
-the set-aside record, followed by the block of `dead_letter.*` headers, which begins with
-`dead_letter.kind`. Only this block is read, so a set-aside record may have such headers, too.
+Its Kafka key is `<topic>-<partition>-<offset>` or the key of the range. A record of topic
+`orders-3` and a range of topic `orders` can have the same key, so a letter is identified by its
+kind, too. Its headers are those of the set-aside record, followed by the block of `dead_letter.*`
+headers, which begins with `dead_letter.kind`. Only this block is read, so a set-aside record may
+have such headers, too.
 
-A further record with the same key and an empty value changes the state of the letter. The newest
-record of a key counts: in the order of the topic partition, and by `dead_letter.time_ms` across
-partitions. A run that repeats a range stores no second letter for an open or discarded letter. The
-run of a rerun then has the tag `SET_ASIDE_TAG` with its own run id, so the letter is not replayed.
+A further record with the same key, an empty value and the kind of the letter changes its state. The
+newest record of a letter counts: in the order of the topic partition, and by `dead_letter.time_ms`
+across partitions. A run that repeats a range stores no second letter for an open or discarded
+letter. The run of a rerun then has the tag `SET_ASIDE_TAG` with its own run id, so the letter is
+not replayed.
 
 Other programs may write to the topic. `parse_record` never raises, and `LetterFold` counts what is
 no letter.
@@ -154,6 +157,11 @@ class Letter:
     time_ms: int | None = None
 
     @property
+    def id(self) -> str:
+        """The kind and the key, which no other letter has."""
+        return letter_id(self.kind, self.key)
+
+    @property
     def key(self) -> str:
         """The Kafka key."""
         if self.kind is LetterKind.RANGE:
@@ -200,6 +208,7 @@ class StateChange:
         by: The operator.
         why: The reason of the operator.
         run_id: The run that replayed the letter; empty for a discarded one.
+        kind: The kind of the letter.
     """
 
     key: str
@@ -208,12 +217,19 @@ class StateChange:
     why: str
     time_ms: int
     run_id: str = ""
+    kind: LetterKind = LetterKind.RECORD
+
+    @property
+    def id(self) -> str:
+        """The id of the letter."""
+        return letter_id(self.kind, self.key)
 
     @property
     def record(self) -> LetterRecord:
         """The Kafka record. Its value is empty, not null: compaction must not delete it."""
         block = _encoded(
             state=self.state.value,
+            letter=self.kind.value,
             by=self.by,
             why=self.why[:MAX_REASON_CHARACTERS],
             run_id=self.run_id or None,
@@ -227,6 +243,11 @@ class Malformed:
     """A record of the topic that is neither a letter nor a state."""
 
     problem: str
+
+
+def letter_id(kind: LetterKind, key: str) -> str:
+    """Return the id of a letter: `record:orders-3-1207`. No topic has a colon."""
+    return f"{kind.value}:{key}"
 
 
 def record_letter_key(topic: str, partition: int, offset: int) -> str:
@@ -296,6 +317,7 @@ def _state_change(key: str, block: Mapping[str, bytes | None]) -> StateChange | 
         _named(block, "why"),
         _number(block, "time_ms") or 0,
         _named(block, "run_id"),
+        LetterKind(_named(block, "letter") or LetterKind.RECORD.value),
     )
 
 
@@ -365,7 +387,7 @@ class LetterFold:
 
     Attributes:
         keeps_values: Whether values, keys and headers of the set-aside records are kept.
-        entries: By the Kafka key of the letter.
+        entries: By the id of the letter.
         counts: The number of letters in each state.
         malformed: The number of records that are neither a letter nor a state.
         malformed_shown: The first of them, with their problem.
@@ -386,7 +408,7 @@ class LetterFold:
                     f"partition {place.partition} offset {place.offset}: {found.problem}"
                 )
             return
-        entry = self.entries.get(found.key)
+        entry = self.entries.get(found.id)
         if entry is not None and entry.letter is not None:
             self.counts[entry.state] -= 1
         entry = (
@@ -394,7 +416,7 @@ class LetterFold:
             if isinstance(found, Letter)
             else _with_change(entry, place, found)
         )
-        self.entries[found.key] = entry
+        self.entries[found.id] = entry
         if entry.letter is not None:
             self.counts[entry.state] += 1
 

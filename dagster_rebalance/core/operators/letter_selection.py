@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.directives import covers
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.letters import LetterState
+from dagster_rebalance.core.model.letters import LetterKind, LetterState, letter_id
 from dagster_rebalance.core.model.printable import one_line
 
 if TYPE_CHECKING:
@@ -63,18 +63,23 @@ def newest_first(entries: Iterable[LetterEntry]) -> list[LetterEntry]:
 
 
 def named_letters(entries: Mapping[str, LetterEntry], keys: Iterable[str]) -> list[LetterEntry]:
-    """Return the letters with the keys that an operator typed.
+    """Return the letters with the keys, or the ids, that an operator typed.
 
     Raises:
-        ConfigurationError: There is no letter with a key.
+        ConfigurationError: There is no letter with a key, or there are two.
     """
-    found, missing = [], []
+    found: dict[str, LetterEntry] = {}
+    missing = []
     for key in dict.fromkeys(keys):
-        entry = entries.get(key)
-        if entry is None or entry.letter is None:
-            missing.append(key)
+        ids = (key, *(letter_id(kind, key) for kind in LetterKind))
+        named = [one for one in ids if (entry := entries.get(one)) and entry.letter]
+        if len(named) > 1:
+            msg = f"two letters have the key {key}: name {' or '.join(named)}"
+            raise ConfigurationError(msg)
+        if named:
+            found[named[0]] = entries[named[0]]
         else:
-            found.append(entry)
+            missing.append(key)
     if missing:
         more = len(missing) - _MOST_NAMED
         msg = (
@@ -83,7 +88,7 @@ def named_letters(entries: Mapping[str, LetterEntry], keys: Iterable[str]) -> li
             + ": `dagster-rebalance letters list --state all` shows the keys"
         )
         raise ConfigurationError(msg)
-    return found
+    return [*found.values()]
 
 
 def chosen_letters(

@@ -97,12 +97,13 @@ def select_letters(
     return LetterSelection(Selection(tuple(sorted(ranges)), (), tuple(left_out)), tuple(included))
 
 
-def letter_keys(ranges: Iterable[OffsetRange]) -> Iterator[str]:
-    """Yield the keys that the letters of replayed ranges may have."""
+def replayed_keys(ranges: Iterable[OffsetRange]) -> Iterator[tuple[LetterKind, str]]:
+    """Yield the kinds and keys that the letters of replayed ranges may have."""
     for range_ in ranges:
-        yield range_.key
+        yield LetterKind.RANGE, range_.key
         if len(range_) == 1:
-            yield record_letter_key(range_.topic, range_.partition, range_.start)
+            key = record_letter_key(range_.topic, range_.partition, range_.start)
+            yield LetterKind.RECORD, key
 
 
 class _Reruns:

@@ -94,10 +94,10 @@ class OpenLetterFold:
         if isinstance(found, Letter):
             found = replace(found, reason=alike_reason(found.reason))
         self._fold.add(place, found)
-        key = getattr(found, "key", "")
-        entry = self._fold.entries.get(key)
+        letter_id = getattr(found, "id", "")
+        entry = self._fold.entries.get(letter_id)
         if entry is not None and entry.state is not LetterState.OPEN:
-            del self._fold.entries[key]
+            del self._fold.entries[letter_id]
 
     def open_letters(self) -> OpenLetters:
         """Return the open letters."""

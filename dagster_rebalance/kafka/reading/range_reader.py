@@ -117,6 +117,17 @@ class RangeReader:
         """Yield the records of `read` in the lists that the client returns."""
         return self._read(read_rounds(ranges), timeout_s)
 
+    def topic_log(self, topic: str) -> tuple[str, dict[TopicPartition, int]]:
+        """Return the id of a topic, empty before Kafka 2.8, and the ends of its partitions.
+
+        Raises:
+            BrokerError: The topic does not exist, or Kafka did not answer.
+        """
+        found = self._cluster.partitions_for(topic)
+        partitions = [TopicPartition(topic, one.partition) for one in found]
+        ends = self._cluster.end_offsets(partitions)
+        return self._cluster.topic_ids([topic]).get(topic, ""), ends
+
     def read_topic(
         self,
         topic: str,

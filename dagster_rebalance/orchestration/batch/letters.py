@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_rebalance.core.model.errors import (
@@ -23,12 +23,12 @@ from dagster_rebalance.core.model.letters import (
     LIMIT_WINDOW_MS,
     Letter,
     LetterFold,
+    LetterKind,
     LetterState,
-    Place,
-    parse_record,
 )
 from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
+from dagster_rebalance.orchestration.resources.letter_topic import parsed_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.letters import (
         LetterLimit,
         LetterStamp,
-        Malformed,
-        StateChange,
     )
     from dagster_rebalance.core.model.offsets import TopicPartition
     from dagster_rebalance.kafka.reading.range_reader import RangeReader
@@ -94,7 +92,8 @@ class RecentLetters:
     def read(self, reader: RangeReader, topic: str, now_ms: int) -> None:
         """Read the letters from the topic."""
         fold = LetterFold(keeps_values=False)
-        for place, found in _parsed(reader, topic, now_ms - LIMIT_WINDOW_MS):
+        since_ms = max(0, now_ms - LIMIT_WINDOW_MS)
+        for place, found in parsed_records(reader.read_topic(topic, since_ms=since_ms)):
             fold.add(place, found)
         self._times = {}
         self.add(
@@ -118,22 +117,6 @@ class RecentLetters:
         }
         self._times[partition] = kept
         return frozenset(kept)
-
-
-def _parsed(
-    reader: RangeReader,
-    topic: str,
-    since_ms: int | None,
-    wanted: Callable[[bytes], bool] = lambda _: True,
-) -> Iterator[tuple[Place, Letter | StateChange | Malformed]]:
-    """Yield the records of a dead-letter topic whose keys are wanted."""
-    bound = None if since_ms is None or since_ms < 0 else since_ms
-    for message in chain.from_iterable(reader.read_topic(topic, since_ms=bound)):
-        key = as_bytes(message.key()) or b""
-        if wanted(key):
-            headers: Any = message.headers()
-            place = Place(message.partition() or 0, message.offset() or 0)
-            yield place, parse_record(key, message.value(), headers)
 
 
 class BatchLetters:
@@ -263,14 +246,16 @@ class BatchLetters:
         """Return the keys of the batch's letters that are open or discarded."""
         origins = {f"{partition}".encode() for partition in self._ranges}
         fold = LetterFold(keeps_values=False)
-        for place, found in _parsed(
-            self._reader, topic, since_ms, lambda key: key.rpartition(b"-")[0] in origins
+        bound = None if since_ms is None or since_ms < 0 else since_ms
+        for place, found in parsed_records(
+            self._reader.read_topic(topic, since_ms=bound),
+            lambda key: key.rpartition(b"-")[0] in origins,
         ):
             fold.add(place, found)
         return frozenset(
             entry.letter.key
             for entry in fold.in_state(LetterState.OPEN, LetterState.DISCARDED)
-            if entry.letter is not None
+            if entry.letter is not None and entry.letter.kind is LetterKind.RECORD
         )
 
 

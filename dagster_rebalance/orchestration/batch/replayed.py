@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Message
 
 from dagster_rebalance.core.model.errors import BrokerError
-from dagster_rebalance.core.model.letters import LetterKind, record_letter_key
+from dagster_rebalance.core.model.letters import LetterKind, letter_id, record_letter_key
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.batch.records import GivenMessages
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
@@ -59,7 +59,8 @@ def single_records(
     if missing:
         letter_topic = DeadLetterTopic(kafka, topic)
         entries = letter_topic.read().entries
-        stored = [entries[key] for key in missing if key in entries and entries[key].letter]
+        ids = [letter_id(LetterKind.RECORD, key) for key in missing]
+        stored = [entries[one] for one in ids if one in entries and entries[one].letter]
         for letter in letter_topic.with_records(stored):
             if letter.kind is LetterKind.RECORD:
                 found[missing[letter.key]] = _message(letter)

@@ -8,6 +8,7 @@ process.
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of an op.
 
 from collections.abc import Callable
+from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -199,11 +200,7 @@ def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefin
             form.partitions, span, by, form.reason, form.records_per_run, form.runs_at_once
         )
         plan = reruns.plan(request)
-        for text in _plan_texts(plan):
-            context.log.info(text)
-        context.log.info(
-            "Nothing was started: this is a dry run." if form.dry_run else reruns.begin(plan)
-        )
+        _show_and_begin(context, plan, partial(reruns.begin, plan), dry_run=form.dry_run)
 
     return _operator_job(
         name,
@@ -243,13 +240,8 @@ def build_kafka_letters_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
             context.log.info(discard(context.instance, kafka, request))
             return
         plan = plan_replay(context.instance, kafka, request)
-        for text in _plan_texts(plan.rerun):
-            context.log.info(text)
-        context.log.info(
-            "Nothing was started: this is a dry run."
-            if form.dry_run
-            else begin_replay(context.instance, kafka, plan)
-        )
+        begin = partial(begin_replay, context.instance, kafka, plan)
+        _show_and_begin(context, plan.rerun, begin, dry_run=form.dry_run)
 
     return _operator_job(
         name,
@@ -263,6 +255,14 @@ def build_kafka_letters_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
             "group starts the runs of a replay."
         ),
     )
+
+
+def _show_and_begin(
+    context: dg.OpExecutionContext, plan: RerunPlan, begin: Callable[[], str], *, dry_run: bool
+) -> None:
+    for text in _plan_texts(plan):
+        context.log.info(text)
+    context.log.info("Nothing was started: this is a dry run." if dry_run else begin())
 
 
 def _operator_job(

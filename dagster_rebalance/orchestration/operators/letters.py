@@ -149,7 +149,7 @@ def begin_replay(
     rerun, now_ms = plan.rerun.rerun, round(time.time() * 1000)
     why = f"replay {rerun.rerun_id} has a letter of the whole range"
     DeadLetterTopic(kafka, rerun.letters).change(
-        StateChange(letter.key, LetterState.DISCARDED, rerun.by, why, now_ms)
+        StateChange(letter.key, LetterState.DISCARDED, rerun.by, why, now_ms, kind=letter.kind)
         for letter in plan.included
     )
     return Reruns(instance, kafka).begin(plan.rerun)
@@ -172,7 +172,8 @@ def discard(
     letters = [entry.letter for entry in request.chosen(topic) if entry.letter is not None]
     by, why, now_ms = request.by.strip(), request.why.strip(), round(time.time() * 1000)
     topic.change(
-        StateChange(letter.key, LetterState.DISCARDED, by, why, now_ms) for letter in letters
+        StateChange(letter.key, LetterState.DISCARDED, by, why, now_ms, kind=letter.kind)
+        for letter in letters
     )
     done = f"{len(letters)} letter{'s' * (len(letters) != 1)} of topic {topic.name} discarded"
     catalogue = Catalogue(instance, GroupAssets.of(kafka.group_id), NO_MEMBER)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.letters import LetterState, StateChange
-from dagster_rebalance.core.operators.replay_selection import letter_keys
+from dagster_rebalance.core.model.letters import LetterKind, LetterState, StateChange
+from dagster_rebalance.core.operators.replay_selection import replayed_keys
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.orchestration.storage.run_tags import SET_ASIDE_TAG
 
@@ -43,9 +43,9 @@ def mark_replayed(
     now_ms = round(time.time() * 1000)
     DeadLetterTopic(kafka, rerun.letters).change(
         (
-            StateChange(key, LetterState.REPLAYED, rerun.by, rerun.reason, now_ms, run_id)
-            for key in letter_keys(batch.ranges)
-            if owner != run_id or key not in still_open
+            StateChange(key, LetterState.REPLAYED, rerun.by, rerun.reason, now_ms, run_id, kind)
+            for kind, key in replayed_keys(batch.ranges)
+            if owner != run_id or kind is LetterKind.RANGE or key not in still_open
         ),
         limit_s=_LIMIT_S,
     )

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.model.letters import Letter, LetterFold, Place, parse_record
+from dagster_rebalance.core.model.letters import Letter, LetterFold, LetterKind, Place, parse_record
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, next_offset
 from dagster_rebalance.core.reporting.open_letters import OpenLetterFold
 from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer, Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from typing_extensions import Self
 
@@ -46,6 +46,10 @@ class NewLetters:
     def __init__(self, kafka: KafkaConsumerResource) -> None:
         self._topic = DeadLetterTopic(kafka).name
         self._reader = kafka.reader()
+        self._topic_id = ""
+        self._begin()
+
+    def _begin(self) -> None:
         self._positions: dict[TopicPartition, int] = {}
         self._fold = OpenLetterFold(self._topic)
 
@@ -55,7 +59,12 @@ class NewLetters:
         Raises:
             BrokerError: Kafka did not answer, or there is no such topic.
         """
-        for place, found in _records(
+        topic_id, ends = self._reader.topic_log(self._topic)
+        is_shorter = any(ends.get(one, 0) < known for one, known in self._positions.items())
+        if topic_id != self._topic_id or is_shorter:  # recreated or truncated
+            self._topic_id = topic_id
+            self._begin()
+        for place, found in parsed_records(
             self._reader.read_topic(self._topic, positions=self._positions)
         ):
             self._fold.add(place, found)
@@ -99,7 +108,7 @@ class DeadLetterTopic:
         """
         fold = LetterFold(keeps_values=False)
         with closing(self._kafka.reader()) as reader:
-            for place, found in _records(reader.read_topic(self.name, since_ms=since_ms)):
+            for place, found in parsed_records(reader.read_topic(self.name, since_ms=since_ms)):
                 fold.add(place, found)
         return fold
 
@@ -114,7 +123,7 @@ class DeadLetterTopic:
             for entry in entries
         ]
         with closing(self._kafka.reader()) as reader:
-            for _, found in _records(reader.read_lists(ranges)) if ranges else ():
+            for _, found in parsed_records(reader.read_lists(ranges)) if ranges else ():
                 if isinstance(found, Letter):
                     yield found
 
@@ -128,12 +137,14 @@ class DeadLetterTopic:
         Raises:
             BrokerError: A change could not be stored; earlier ones may be. Repeat the call.
         """
-        left = iter(changes)
+        given = list(changes)
+        kinds = [[one for one in given if one.kind is kind] for kind in LetterKind]
         with closing(DeadLetterProducer(self._kafka.consumer_config(), self.name)) as producer:
-            while part := list(islice(left, _MOST_IN_FLIGHT)):
-                for change in part:
-                    producer.send(*change.record)
-                self._wait(producer, {change.key for change in part}, limit_s)
+            for left in map(iter, kinds):  # letters of different kinds may have the same key
+                while part := list(islice(left, _MOST_IN_FLIGHT)):
+                    for change in part:
+                        producer.send(*change.record)
+                    self._wait(producer, {change.key for change in part}, limit_s)
 
     def _wait(self, producer: DeadLetterProducer, keys: set[str], limit_s: float) -> None:
         until = time.monotonic() + limit_s
@@ -153,11 +164,13 @@ class DeadLetterTopic:
                     raise BrokerError(msg)
 
 
-def _records(
-    read: Iterable[list[Any]],
+def parsed_records(
+    read: Iterable[list[Any]], wanted: Callable[[bytes], bool] | None = None
 ) -> Iterator[tuple[Place, Letter | StateChange | Malformed]]:
-    for messages in read:
-        for message in messages:
+    """Yield the parsed records of a dead-letter topic, or only those whose keys are wanted."""
+    for message in chain.from_iterable(read):
+        key = message.key()
+        if wanted is None or wanted(key.encode() if isinstance(key, str) else key or b""):
             place = Place(message.partition() or 0, message.offset() or 0)
             headers: Any = message.headers()
-            yield place, parse_record(message.key(), message.value(), headers)
+            yield place, parse_record(key, message.value(), headers)

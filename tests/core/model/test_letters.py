@@ -226,22 +226,35 @@ def test_newest_record_of_a_key_counts() -> None:
         "orders-3-1207": LetterState.DISCARDED,
         "orders-3-0-10": LetterState.OPEN,
     }
-    both.add(Place(0, 3), replace(REPLAYED, key=RANGE.key))
+    both.add(Place(0, 3), replace(REPLAYED, key=RANGE.key, kind=LetterKind.RANGE))
     assert states(both)["orders-3-0-10"] is LetterState.REPLAYED
     both.add(Place(0, 4), REPLAYED)
     assert states(both)["orders-3-1207"] is LetterState.REPLAYED
 
 
+def test_record_and_range_with_the_same_key_are_two_letters() -> None:
+    record = replace(LETTER, range=OffsetRange("orders-3", 1, 2, 3))
+    range_ = replace(RANGE, range=OffsetRange("orders", 3, 1, 2))
+    assert record.key == range_.key == "orders-3-1-2"
+    closed = replace(DISCARDED, key=range_.key, kind=LetterKind.RANGE)
+    both = fold((0, 0, record), (0, 1, range_), (0, 2, closed))
+    assert {name: entry.state for name, entry in both.entries.items()} == {
+        "record:orders-3-1-2": LetterState.OPEN,
+        "range:orders-3-1-2": LetterState.DISCARDED,
+    }
+    assert parse_record(*closed.record) == closed
+
+
 def test_letter_after_a_state_is_open_again_with_the_new_reason() -> None:
     again = fold((0, 0, LETTER), (0, 1, REPLAYED), (0, 2, replace(LETTER, reason="still")))
     assert states(again) == {LETTER.key: LetterState.OPEN}
-    entry = again.entries[LETTER.key]
+    entry = again.entries[LETTER.id]
     assert (entry.letter and entry.letter.reason, entry.place) == ("still", Place(0, 2))
 
 
 def test_repeat_of_an_open_letter_is_dropped_and_counted() -> None:
     repeated = fold((0, 0, LETTER), (0, 1, replace(LETTER, reason="again")), (1, 0, LETTER))
-    entry = repeated.entries[LETTER.key]
+    entry = repeated.entries[LETTER.id]
     assert (entry.letter, entry.place, entry.repeats) == (LETTER, Place(0, 0), 2)
     assert states(repeated) == {LETTER.key: LetterState.OPEN}
 
@@ -256,7 +269,7 @@ def test_record_that_is_read_twice_changes_nothing() -> None:
 def test_state_without_a_letter_is_not_counted() -> None:
     """Retention has deleted the letter."""
     orphan = fold((0, 5, DISCARDED), (0, 6, REPLAYED))
-    assert (states(orphan), orphan.entries[LETTER.key].state) == ({}, LetterState.REPLAYED)
+    assert (states(orphan), orphan.entries[LETTER.id].state) == ({}, LetterState.REPLAYED)
     orphan.add(Place(0, 7), LETTER)
     assert states(orphan) == {LETTER.key: LetterState.OPEN}
 
@@ -266,7 +279,7 @@ def test_time_decides_across_partitions() -> None:
     state_first = fold((1, 0, DISCARDED), (0, 9, LETTER))
     letter_first = fold((0, 9, LETTER), (1, 0, DISCARDED))
     assert states(state_first) == states(letter_first) == {LETTER.key: LetterState.DISCARDED}
-    assert state_first.entries[LETTER.key].place == Place(0, 9)
+    assert state_first.entries[LETTER.id].place == Place(0, 9)
     later = replace(LETTER, time_ms=4_000)
     assert states(fold((1, 0, DISCARDED), (0, 9, LETTER), (0, 10, later))) == {
         LETTER.key: LetterState.OPEN
@@ -290,7 +303,7 @@ def test_fold_without_values_keeps_no_payload() -> None:
     slim = LetterFold(keeps_values=False)
     slim.add(Place(0, 0), LETTER)
     bare = replace(LETTER, value=None, record_key=None, headers=())
-    assert slim.entries[LETTER.key].letter == bare
+    assert slim.entries[LETTER.id].letter == bare
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
@@ -45,7 +47,11 @@ def folded(*found: Letter | StateChange) -> dict[str, LetterEntry]:
 
 
 def taken(wanted: LetterFilter, *found: Letter | StateChange) -> list[str]:
-    return [key for key, entry in folded(*found).items() if wanted.takes(entry)]
+    return [
+        entry.letter.key
+        for entry in folded(*found).values()
+        if wanted.takes(entry) and entry.letter
+    ]
 
 
 def test_filter_takes_partitions_by_selector_or_name() -> None:
@@ -78,7 +84,7 @@ def test_named_letters_are_found_once_and_missing_ones_refused() -> None:
     lost = StateChange("orders-0-3", LetterState.DISCARDED, "ada", "", 10)
     entries = folded(letter(1), letter(2), lost)
     (found,) = named_letters(entries, ["orders-0-2", "orders-0-2"])
-    assert found is entries["orders-0-2"]
+    assert found is entries["record:orders-0-2"]
     with pytest.raises(ConfigurationError, match=r"has no letter orders-0-3, x: `dag"):
         named_letters(entries, ["orders-0-1", "orders-0-3", "x"])
     with pytest.raises(ConfigurationError, match=r"has no letter 0, 1, 2, 3, 4 and 2 more: "):
@@ -110,3 +116,14 @@ def test_open_letters_are_chosen_by_key_or_all_by_reason() -> None:
     ):
         with pytest.raises(ConfigurationError, match=problem):
             chosen(*keys, **more)
+
+
+def test_key_of_two_letters_is_refused_and_each_has_an_id() -> None:
+    record = replace(letter(1), range=OffsetRange("orders-3", 1, 2, 3))
+    range_ = replace(letter(1, until=2), range=OffsetRange("orders", 3, 1, 2))
+    entries = folded(record, range_)
+    with pytest.raises(ConfigurationError, match="record:orders-3-1-2 or range:orders-3-1-2"):
+        named_letters(entries, ["orders-3-1-2"])
+    found = named_letters(entries, ["range:orders-3-1-2", "record:orders-3-1-2"])
+    assert [entry.letter for entry in found] == [range_, record]
+    assert len(chosen_letters(entries, [], everything=True, containing="")) == 2

@@ -13,7 +13,7 @@ from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.operators.replay_selection import (
     GroupPositions,
     LetterSelection,
-    letter_keys,
+    replayed_keys,
     select_letters,
 )
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
@@ -108,8 +108,8 @@ def test_letter_of_a_range_includes_those_of_its_records() -> None:
 
 
 def test_letter_of_a_range_of_one_offset_may_have_two_keys() -> None:
-    assert [*letter_keys([span(0, 5, 9), span(1, 7, 8)])] == [
-        span(0, 5, 9).key,
-        span(1, 7, 8).key,
-        f"{tp(1)}-7",
+    assert [*replayed_keys([span(0, 5, 9), span(1, 7, 8)])] == [
+        (LetterKind.RANGE, span(0, 5, 9).key),
+        (LetterKind.RANGE, span(1, 7, 8).key),
+        (LetterKind.RECORD, f"{tp(1)}-7"),
     ]
