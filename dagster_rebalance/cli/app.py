@@ -39,6 +39,7 @@ COMMANDS = dict.fromkeys(
         "letters replay",
         "letters show",
         "pause",
+        "probe",
         "produce",
         "prune",
         "rerun",

@@ -283,6 +283,57 @@ def pause(
     """  # noqa: D301 - click does not rewrap the lines after \b
 
 
+@_carried_out_by("probe")
+def probe(
+    offsets: Annotated[
+        list[str],
+        typer.Argument(
+            help="orders:3@1207 for one record, or orders:3@1207-1300 for the offsets from 1207 up "
+            "to, and without, 1300.",
+            show_default=False,
+        ),
+    ],
+    *,
+    module: Annotated[
+        str, typer.Option("--module", "-m", help="The module with the Definitions.")
+    ] = "",
+    python_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--python-file",
+            "-f",
+            help="The file with the Definitions. Default: the code location in pyproject.toml or "
+            "workspace.yaml.",
+            dir_okay=False,
+            exists=True,
+            show_default=False,
+        ),
+    ] = None,
+    job: Annotated[
+        str, typer.Option(help="The job. Default: the only one that processes the topic.")
+    ] = "",
+    scratch: Annotated[
+        str,
+        typer.Option(
+            help="The folder for outputs, which is kept: a path or a URI that Spark can write to. "
+            "Default: a temporary folder.",
+            show_default=False,
+        ),
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Run records through the assets of a group, with outputs in a scratch folder and no commit.
+
+    Prints the metadata of the assets, the rows of each output, the letters that the group would
+    have stored, and the error with its traceback; the log goes to stderr. Exit code 1 if the assets
+    fail. Only outputs by range of this package are redirected.
+
+    \b
+    dagster-rebalance probe orders:3@1207 -m shop.definitions
+    dagster-rebalance probe orders:3@1207-1300 --scratch s3a://lake/scratch
+    """  # noqa: D301 - click does not rewrap the lines after \b
+
+
 @_carried_out_by("produce")
 def produce(
     topic: Annotated[str, typer.Argument(help="An existing topic.", show_default=False)],

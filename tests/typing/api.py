@@ -34,6 +34,7 @@ from dagster_rebalance import (
     RebalanceListener,
     TopicPartition,
     UnsupportedOperationError,
+    redirect_outputs,
 )
 from dagster_rebalance.kafka.consumer.operations import ConsumerGroupMetadata
 from dagster_rebalance.kafka.group_ports import CommitResult, OffsetAndTimestamp, PartitionInfo
@@ -215,7 +216,23 @@ class Work:
         """Wait until it is over."""
 
 
-def use_pipes(batch: KafkaBatch, session: SparkSession) -> list[ExternalWork]:
+class Done:
+    """The result of a client of Dagster Pipes."""
+
+    def get_custom_messages(self) -> list[Any]:
+        """Return the messages of the job."""
+        return []
+
+
+class Client:
+    """A client of Dagster Pipes."""
+
+    def run(self, *, extras: dict[str, Any], command: str) -> Done:
+        """Run the job."""
+        return Done()
+
+
+def use_pipes(batch: KafkaBatch, session: SparkSession, pipes: Client) -> list[ExternalWork]:
     """Both sides."""
     extras = batch.pipes_extras({"table": "orders"})
     assert_type(extras, dict[str, Any])
@@ -223,7 +240,16 @@ def use_pipes(batch: KafkaBatch, session: SparkSession) -> list[ExternalWork]:
     assert_type(sent, PipesBatch)
     assert_type(sent.offset_ranges, tuple[OffsetRange, ...])
     assert_type(sent.dataframe(session, {"bootstrap.servers": "localhost:9092"}), DataFrame)
+    with sent.letters(pipes) as letters:
+        assert_type(letters.set_aside(sent.dataframe(session, {}), ValueError()), int)
+    assert_type(batch.run_pipes(pipes.run, command="etl"), Done)
     return [Jobs(), Work()]
+
+
+def use_redirection() -> None:
+    """Outputs of a test."""
+    with redirect_outputs("/tmp/scratch") as scratch:  # noqa: S108 - nothing is executed
+        assert_type(scratch.outputs[0].rows, int)
 
 
 def what_librdkafka_does_not_tell(consumer: RebalanceAwareConsumer) -> NoReturn:

@@ -1,4 +1,7 @@
-"""The batch in the `extras` of a Dagster Pipes context.
+"""The batch in the `extras` of a Dagster Pipes context, and the letters in the messages of its job.
+
+The job reports the positions of the records that it sets aside as custom messages of Pipes. The run
+stores their letters, after it has checked that no message is missing.
 
 Connection settings are never included: Pipes may put its context into environment variables, logs
 and readable files.
@@ -6,11 +9,11 @@ and readable files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.core.runs.bisection import Part
 from dagster_rebalance.core.runs.rerun_batch import rerun_of
@@ -22,6 +25,14 @@ EXTRAS_KEY = "dagster_rebalance"
 """The key of the batch in the extras."""
 _FORM = 1
 """Version of the format."""
+_LETTERS_KEY = "dagster_rebalance_letters"
+"""The key of a message about letters. Its values are `job`, and `positions` or `total`."""
+_CHUNK = 50
+MAX_SENT_REASON = 200
+"""Platforms limit a line of a log, in which some pass messages, to about 16 KiB."""
+
+SentPosition = tuple[str, int, int, str]
+"""Topic, partition and offset of a record, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +45,14 @@ class SentBatch:
         offset_ranges: The half-open ranges to process.
         isolation_level: Which transactional records the group reads, as librdkafka names it. Reads
             of a range at different levels return different records.
+        takes_letters: Whether the run stores the letters of the job.
     """
 
     batch_id: str
     group_id: str
     offset_ranges: tuple[OffsetRange, ...]
     isolation_level: str = "read_committed"
+    takes_letters: bool = False
 
     @property
     def is_rerun(self) -> bool:
@@ -75,6 +88,7 @@ class SentBatch:
                 "batch_id": self.batch_id,
                 "group_id": self.group_id,
                 "isolation_level": self.isolation_level,
+                "takes_letters": self.takes_letters,
                 "ranges": [range_.fields for range_ in self.offset_ranges],
             }
         }
@@ -106,6 +120,7 @@ class SentBatch:
                 str(sent["group_id"]),
                 tuple(OffsetRange(**fields) for fields in sent["ranges"]),
                 str(sent["isolation_level"]),
+                takes_letters=sent.get("takes_letters") is True,
             )
         except (KeyError, TypeError, ValueError) as error:
             msg = (
@@ -113,3 +128,51 @@ class SentBatch:
                 "kafka_batch.pipes_extras() unchanged"
             )
             raise ConfigurationError(msg) from error
+
+
+def position_messages(job: str, positions: Sequence[SentPosition]) -> Iterator[dict[str, Any]]:
+    """Yield the messages with the records that a job sets aside."""
+    for at in range(0, len(positions), _CHUNK):
+        chunk = [
+            [topic, partition, offset, reason[:MAX_SENT_REASON]]
+            for topic, partition, offset, reason in positions[at : at + _CHUNK]
+        ]
+        yield {_LETTERS_KEY: {"job": job, "positions": chunk}}
+
+
+def end_message(job: str, total: int) -> dict[str, Any]:
+    """Return the message with the number of records that a job has set aside."""
+    return {_LETTERS_KEY: {"job": job, "total": total}}
+
+
+def sent_positions(messages: Iterable[object]) -> list[SentPosition]:
+    """Return the records that jobs have set aside, from all custom messages of their client.
+
+    Raises:
+        IllegalStateError: A message is missing or damaged.
+    """
+    found: dict[str, list[SentPosition]] = {}
+    totals: dict[str, int] = {}
+    for message in messages:
+        sent = message.get(_LETTERS_KEY) if isinstance(message, Mapping) else None
+        if sent is None:
+            continue
+        try:
+            positions = found.setdefault(str(sent["job"]), [])
+            positions += [
+                (str(topic), int(partition), int(offset), str(reason))
+                for topic, partition, offset, reason in sent.get("positions", ())
+            ]
+            if "total" in sent:
+                totals[str(sent["job"])] = int(sent["total"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            msg = f"a message of the job about its letters is damaged ({error!r})"
+            raise IllegalStateError(msg) from error
+    if not totals or totals != {job: len(positions) for job, positions in found.items()}:
+        msg = (
+            "the messages about the letters of the job are not complete: let the job set records "
+            "aside in `with batch.letters(pipes)`, and check that the client of Dagster Pipes "
+            "receives all messages. Nothing was committed"
+        )
+        raise IllegalStateError(msg)
+    return [position for positions in found.values() for position in positions]

@@ -20,6 +20,10 @@ _NAMES_KEPT = 100
 _LONGEST_SPAN = 1_000_000
 _PARTITION = re.compile(r"(?P<topic>.+)-(?P<number>[0-9]{1,10})", re.DOTALL)
 _SPAN = re.compile(r"(?P<topic>.+)-(?P<first>[0-9]{1,10})\.\.(?P<last>[0-9]{1,10})", re.DOTALL)
+_OFFSETS = re.compile(
+    r"(?P<topic>.+)[:-](?P<number>[0-9]{1,10})@(?P<start>[0-9]{1,19})(-(?P<until>[0-9]{1,19}))?",
+    re.DOTALL,
+)
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
@@ -247,6 +251,21 @@ class OffsetRange:
             and self.start < other.until
             and other.start < self.until
         )
+
+
+def parse_offsets(text: str) -> OffsetRange:
+    """Parse one offset, `orders:3@1207`, or a half-open range, `orders:3@1207-1300`.
+
+    Raises:
+        ValueError: The text is neither, or the range is invalid.
+    """
+    match = _OFFSETS.fullmatch(text)
+    if match is None:
+        msg = f"{text!r} is no offset such as orders:3@1207, and no range such as orders:3@120-240"
+        raise ValueError(msg)
+    start = int(match["start"])
+    until = next_offset(start) if match["until"] is None else int(match["until"])
+    return OffsetRange(match["topic"], int(match["number"]), start, until)
 
 
 def in_short(ranges: Sequence[OffsetRange]) -> str:

@@ -156,13 +156,16 @@ def _refused(job: str, value: _TakenValue, key: str) -> ConfigurationError:
     )
 
 
-class ValuesByBatch(dg.IOManagerDefinition):
-    """An IO manager that stores the values of the assets in `makers` by batch of their job."""
+class WrappedIOManager(dg.IOManagerDefinition):
+    """An IO manager in a wrapper, which `wrap` makes for each run."""
 
-    def __init__(self, kept: dg.ResourceDefinition) -> None:
-        self.makers: dict[dg.AssetKey, str] = {}
+    def __init__(
+        self,
+        kept: dg.ResourceDefinition,
+        wrap: Callable[[Any, dg.InitResourceContext], dg.IOManager],
+    ) -> None:
         super().__init__(
-            resource_fn=lambda context: self._made(kept.resource_fn, context),  # type: ignore[arg-type]
+            resource_fn=lambda context: _wrapped(kept.resource_fn, context, wrap),  # type: ignore[arg-type]
             config_schema=kept.config_schema,
             description=kept.description,
             required_resource_keys=set(kept.required_resource_keys),
@@ -170,17 +173,28 @@ class ValuesByBatch(dg.IOManagerDefinition):
             output_config_schema=getattr(kept, "output_config_schema", None),
         )
 
-    def _made(
-        self, make: Callable[..., Any], context: dg.InitResourceContext
-    ) -> Iterator[_BatchIOManager]:
-        made = make(context) if inspect.signature(make).parameters else make()
-        if inspect.isgenerator(made):
-            made = contextmanager(lambda: made)()
-        if hasattr(made, "__enter__"):
-            with made as inner:
-                yield _BatchIOManager(inner, self.makers, context)
-        else:
-            yield _BatchIOManager(made, self.makers, context)
+
+def _wrapped(
+    make: Callable[..., Any],
+    context: dg.InitResourceContext,
+    wrap: Callable[[Any, dg.InitResourceContext], dg.IOManager],
+) -> Iterator[dg.IOManager]:
+    made = make(context) if inspect.signature(make).parameters else make()
+    if inspect.isgenerator(made):
+        made = contextmanager(lambda: made)()
+    if hasattr(made, "__enter__"):
+        with made as inner:
+            yield wrap(inner, context)
+    else:
+        yield wrap(made, context)
+
+
+class ValuesByBatch(WrappedIOManager):
+    """An IO manager that stores the values of the assets in `makers` by batch of their job."""
+
+    def __init__(self, kept: dg.ResourceDefinition) -> None:
+        self.makers: dict[dg.AssetKey, str] = {}
+        super().__init__(kept, lambda inner, context: _BatchIOManager(inner, self.makers, context))
 
 
 _SHARED: dict[int, tuple[Any, ValuesByBatch]] = {}

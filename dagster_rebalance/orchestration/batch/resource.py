@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
 from typing_extensions import Self
 
-from dagster_rebalance.core.batches.pipes_payload import SentBatch
+from dagster_rebalance.core.batches.pipes_payload import SentBatch, sent_positions
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import (
     BatchRefusedError,
@@ -119,6 +119,16 @@ def _spark_positions(
     return positions_in_frame(frame, error)
 
 
+class HasCustomMessages(Protocol):
+    """The result of a client of Dagster Pipes."""
+
+    def get_custom_messages(self) -> Sequence[Any]:
+        """Return the messages of the job."""
+
+
+_PipesResult = TypeVar("_PipesResult", bound=HasCustomMessages)
+
+
 class HasSparkSession(Protocol):
     """A resource with a Spark session: `KafkaSparkResource`, dagster-pyspark's, or the user's."""
 
@@ -178,8 +188,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         given = GivenMessages(own, messages)
         collected: dict[str, Letter] = {}
 
-        # Dagster copies a resource by its fields, which cannot hold messages, and its class.
-        class BatchForTesting(KafkaBatch):
+        class BatchForTesting(collecting_batch(collected)):  # type: ignore[misc] # a class of this call
             """A batch with the messages of a test."""
 
             def _read(
@@ -197,21 +206,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 return given.dataframe(spark.spark_session, self.chosen(ranges), options)
 
             @property
-            def letters(self) -> tuple[Letter, ...]:
-                return tuple(collected.values())
-
-            @property
-            def set_aside_records(self) -> int:
-                return len(collected)
-
-            @property
             def _letter_topic(self) -> str:
                 return ""
-
-            def _store(self, letters: Iterable[Letter], topic: str) -> int:  # noqa: ARG002 - there is no Kafka
-                given_letters = {letter.key: letter for letter in letters}
-                collected.update(given_letters)
-                return len(given_letters)
 
             # Without the start check.
             yield_for_execution = dg.ConfigurableResource.yield_for_execution
@@ -659,7 +655,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return the batch as extras of a Dagster Pipes client; the job reads it with `PipesBatch`.
 
         Call this method directly before the client: from then on, the run detects interrupts, even
-        if the client suppresses them.
+        if the client suppresses them. If the job sets records aside, use `run_pipes`.
 
         Args:
             more: Further extras, without secrets: Pipes may store its context in environment
@@ -669,12 +665,55 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             ConfigurationError: An item of `more` has the name of a secret, contains a secret of the
                 group's login, or has a name that the batch uses.
         """
+        return self._pipes_extras(more, takes_letters=False)
+
+    def run_pipes(
+        self,
+        run: Callable[..., _PipesResult],
+        *,
+        extras: Mapping[str, Any] | None = None,
+        **arguments: Any,  # noqa: ANN401 - those of the client
+    ) -> _PipesResult:
+        """Run a job of Dagster Pipes, and store the letters of the records that it sets aside.
+
+        The job must set records aside in `with batch.letters(pipes)` (see `PipesBatch.letters`),
+        which also reports that there are none. When this method returns, all in-sync replicas have
+        the letters.
+
+        Example:
+            ```python
+            done = kafka_batch.run_pipes(pipes.run, context=context, command=command)
+            return done.get_materialize_result()
+            ```
+
+        Args:
+            run: The method `run` of a client.
+            extras: Further extras; see `pipes_extras`.
+            arguments: The arguments of `run`, such as `context`.
+
+        Returns:
+            The result of `run`.
+
+        Raises:
+            BrokerError: See `set_aside`.
+            ConfigurationError: See `set_aside` and `pipes_extras`.
+            IllegalStateError: A message about letters is missing, or a record is not in the batch.
+        """
+        topic = self._letter_topic
+        done = run(extras=self._pipes_extras(extras, takes_letters=True), **arguments)
+        self._set_aside_at(sent_positions(done.get_custom_messages()), topic)
+        return done
+
+    def _pipes_extras(
+        self, more: Mapping[str, Any] | None, *, takes_letters: bool
+    ) -> dict[str, Any]:
         settings = self.kafka.consumer_config()
         sent = SentBatch(
             self.batch_id,
             self.kafka.group_id,
             self.offset_ranges,
             isolation_level(settings),
+            takes_letters=takes_letters,
         ).extras
         check_no_secrets(more or {}, {**self.kafka.client_config, **settings}, taken=sent)
         if self._interruptions is not None:
@@ -827,3 +866,28 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             if directive is not None:
                 return f"{partition} is {directive}"
         return None
+
+
+def collecting_batch(collected: dict[str, Letter]) -> type[KafkaBatch]:
+    """Return a class of batches that collect their letters by key, and store none.
+
+    Dagster copies a resource by its class and its fields, which cannot hold the letters.
+    """
+
+    class CollectingBatch(KafkaBatch):
+        """A batch that stores no letters."""
+
+        @property
+        def letters(self) -> tuple[Letter, ...]:
+            return tuple(collected.values())
+
+        @property
+        def set_aside_records(self) -> int:
+            return len(collected)
+
+        def _store(self, letters: Iterable[Letter], topic: str) -> int:  # noqa: ARG002 - nothing is stored
+            given = {letter.key: letter for letter in letters}
+            collected.update(given)
+            return len(given)
+
+    return CollectingBatch

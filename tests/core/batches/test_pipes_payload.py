@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from dagster_rebalance.core.batches.pipes_payload import EXTRAS_KEY, SentBatch
-from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.batches.pipes_payload import (
+    EXTRAS_KEY,
+    MAX_SENT_REASON,
+    SentBatch,
+    end_message,
+    position_messages,
+    sent_positions,
+)
+from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from tests.core.world import span
 
 BATCH = SentBatch("b-1", "etl", (span(0, 0, 10), span(1, 5, 6)), "read_uncommitted")
@@ -62,3 +69,42 @@ def test_extras_without_batch_id_are_refused() -> None:
     del extras[EXTRAS_KEY]["batch_id"]
     with pytest.raises(ConfigurationError, match="is damaged"):
         SentBatch.from_extras(extras)
+
+
+def sent(job: str, number: int, total: int | None = None) -> list[dict[str, Any]]:
+    positions = [("orders", 0, offset, "bad" * 100) for offset in range(number)]
+    ends = [] if total is None else [end_message(job, total)]
+    return [*position_messages(job, positions), *ends]
+
+
+def test_positions_of_all_messages_are_returned_with_short_reasons() -> None:
+    messages = [{"other": 1}, "text", *sent("a", 120, 120), *sent("b", 0, 0)]
+    assert len(messages) == 7
+    found = sent_positions(messages)
+    assert [offset for _, _, offset, _ in found] == [*range(120)]
+    assert {len(reason) for *_, reason in found} == {MAX_SENT_REASON}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{"other": 1}],
+        sent("a", 3),
+        sent("a", 3, 4),
+        sent("a", 120, 120)[1:],
+        [*sent("a", 3, 3), *sent("b", 1)],
+        [*sent("a", 3, 3), end_message("b", 1)],
+    ],
+)
+def test_missing_message_is_refused(messages: list[object]) -> None:
+    with pytest.raises(IllegalStateError, match="are not complete"):
+        sent_positions(messages)
+
+
+@pytest.mark.parametrize(
+    "damaged", [{}, 5, {"job": "a", "positions": [[1]]}, {"job": "a", "total": "x"}]
+)
+def test_damaged_message_is_refused(damaged: object) -> None:
+    with pytest.raises(IllegalStateError, match="is damaged"):
+        sent_positions([{"dagster_rebalance_letters": damaged}])

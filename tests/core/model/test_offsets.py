@@ -19,6 +19,7 @@ from dagster_rebalance.core.model.offsets import (
     listed,
     next_offset,
     parse_listed,
+    parse_offsets,
     parse_partitions,
 )
 from tests.core.world import span, tp
@@ -103,3 +104,14 @@ def test_parse_listed_ignores_other_values() -> None:
         tp(4),
     ]
     assert list(parse_listed("orders-3")) == []
+
+
+def test_offsets_are_parsed_as_one_record_or_as_a_range() -> None:
+    assert parse_offsets("orders:3@1207") == OffsetRange("orders", 3, 1207, 1208)
+    assert parse_offsets("my-orders-3@0-12") == OffsetRange("my-orders", 3, 0, 12)
+
+
+@pytest.mark.parametrize("text", ["orders:3", "orders@3", ":3@1", "orders:3@1-", "orders:3@5-5"])
+def test_other_text_is_no_offset(text: str) -> None:
+    with pytest.raises(ValueError, match=r"offset|start"):
+        parse_offsets(text)

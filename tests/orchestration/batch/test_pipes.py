@@ -7,13 +7,19 @@ import signal
 import threading
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dagster as dg
 import pytest
+from confluent_kafka import Message
 
 from dagster_rebalance import ExternalWork, KafkaBatch, build_kafka_batch_defs
-from dagster_rebalance.core.batches.pipes_payload import EXTRAS_KEY, SentBatch
+from dagster_rebalance.core.batches.pipes_payload import (
+    EXTRAS_KEY,
+    SentBatch,
+    end_message,
+    position_messages,
+)
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
@@ -87,6 +93,46 @@ def test_secret_among_extras_is_refused_and_not_shown(more: dict[str, Any], name
 def test_extra_with_name_of_the_batch_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="has a name that the batch uses"):
         batch_of().pipes_extras({EXTRAS_KEY: {}})
+
+
+class Done(NamedTuple):
+    """The result of a client."""
+
+    messages: list[Any]
+
+    def get_custom_messages(self) -> list[Any]:
+        return self.messages
+
+
+def job_with(*messages: object) -> Callable[..., Done]:
+    """Return the method `run` of a client whose job reports messages."""
+
+    def run(*, extras: dict[str, Any], task: str) -> Done:
+        assert SentBatch.from_extras(extras).takes_letters
+        assert (extras["table"], task) == ("orders", "etl")
+        return Done([*messages])
+
+    return run
+
+
+def test_letters_of_a_job_are_stored_by_the_run() -> None:
+    messages = [Message(topic="orders", partition=0, offset=at, value=b"x") for at in range(5, 9)]
+    batch = KafkaBatch.for_testing([span(0, 5, 9)], messages=messages)
+    run = partial(batch.run_pipes, extras={"table": "orders"}, task="etl")
+    with pytest.raises(IllegalStateError, match="are not complete"):
+        run(job_with())
+    run(job_with(*position_messages("a", [("orders", 0, 6, "late")]), end_message("a", 1)))
+    assert [(letter.key, letter.reason) for letter in batch.letters] == [("orders-0-6", "late")]
+    assert batch.metadata()["set_aside"] == 1
+    sent = [*position_messages("a", [("orders", 0, 9, "late")]), end_message("a", 1)]
+    with pytest.raises(IllegalStateError, match="offset 9 is not in batch"):
+        run(job_with(*sent))
+    assert not SentBatch.from_extras(batch.pipes_extras()).takes_letters
+
+
+def test_job_sets_nothing_aside_without_a_topic_for_it() -> None:
+    with pytest.raises(ConfigurationError, match="has no dead_letter_topic"):
+        batch_of().run_pipes(job_with())
 
 
 # A run for each batch
