@@ -70,4 +70,4 @@ def test_command_passes_all_its_arguments(name: str, monkeypatch: pytest.MonkeyP
 def test_help_in_80_columns_is_not_cut_off(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = invoke(*command.split(), "--help").output
-    assert "..." not in re.sub(r"(\[ARGS\]|\[?(partitions|keys)\]?)\.\.\.", "", text)
+    assert "..." not in re.sub(r"(\[ARGS\]|[\[{]?(partitions|keys|offsets)[\]}]?)\.\.\.", "", text)
