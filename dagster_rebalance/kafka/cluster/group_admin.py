@@ -39,7 +39,7 @@ from dagster_rebalance.kafka.client.errors import (
     with_timeout,
 )
 from dagster_rebalance.kafka.cluster import committed_offsets
-from dagster_rebalance.kafka.cluster.queries import AdminConnection
+from dagster_rebalance.kafka.cluster.admin_connection import AdminConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -196,11 +196,6 @@ class GroupAdmin(AdminConnection):
             if kafka_error(problem).code() < 0:  # not an answer of Kafka
                 self._drop_client()
             raise
-
-    def _drop_client(self) -> None:
-        self._client.poll(0)  # for its last reported errors
-        vars(self).pop("_login", None)
-        vars(self).pop("_client", None)
 
     def _retried(self, call: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """Call a function, and retry while the coordinator moves or restarts."""

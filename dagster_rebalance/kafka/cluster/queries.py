@@ -11,8 +11,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections import deque
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,32 +23,29 @@ from confluent_kafka import (
     KafkaException,
     TopicCollection,
 )
-from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, OffsetSpec
+from confluent_kafka.admin import AclOperation, ListOffsetsResultInfo, OffsetSpec
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import LogPosition
-from dagster_rebalance.kafka.client.confluent import create_client, to_confluent
-from dagster_rebalance.kafka.client.credentials import Login
+from dagster_rebalance.kafka.client.confluent import to_confluent
 from dagster_rebalance.kafka.client.errors import (
     NO_LEADER_KNOWN,
     NOT_ANSWERED,
-    RECENT_ERRORS,
     RETRIABLE,
     UNKNOWN_TOPIC,
-    Operation,
     broker_error,
     error_text,
     is_topic_error,
     kafka_error,
-    root_cause,
     with_timeout,
 )
+from dagster_rebalance.kafka.cluster.admin_connection import AdminConnection
 from dagster_rebalance.kafka.cluster.log_ends import LogEnds
 from dagster_rebalance.kafka.cluster.truncation import find_truncated
 from dagster_rebalance.kafka.group_ports import OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from concurrent.futures import Future
 
     from confluent_kafka.admin import TopicMetadata
@@ -79,41 +74,6 @@ _IDS_COUNT_FOR, _IDS_COUNT_AT_MOST_S = 10, 3.0
 """Ids of topics count for this many times the duration of their read: the description of a topic
 with 10,000 partitions may take a second, and a member restores its partitions in parts."""
 _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
-
-
-class AdminConnection:
-    """An admin client, created by its first request, and the errors that it reported."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._recent_errors: deque[KafkaError] = deque(maxlen=RECENT_ERRORS)
-
-    @property
-    def _admin(self) -> AdminClient:
-        self._login.renew()
-        return self._client
-
-    @cached_property
-    def _client(self) -> AdminClient:
-        config = {**self._settings.connection(), "error_cb": self._recent_errors.append}
-        return create_client(AdminClient, config)
-
-    @cached_property
-    def _login(self) -> Login:
-        return Login(self._settings.credentials, self._client)
-
-    def _root_cause(self, error: KafkaError) -> KafkaError:
-        """Return the reported error that caused a timeout."""
-        self._admin.poll(0)
-        return root_cause(self._recent_errors, error)
-
-    def _error(
-        self, error: KafkaError, operation: str, partitions: Iterable[TopicPartition] = ()
-    ) -> BrokerError:
-        return broker_error(self._root_cause(error), self._operation(operation), partitions)
-
-    def _operation(self, name: str) -> Operation:
-        return Operation(name, self._settings.brokers)
 
 
 class Cluster(AdminConnection):

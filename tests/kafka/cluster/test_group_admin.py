@@ -12,8 +12,9 @@ from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.kafka.client.settings import validated
-from dagster_rebalance.kafka.cluster import group_admin, queries
+from dagster_rebalance.kafka.cluster import admin_connection, group_admin
 from dagster_rebalance.kafka.cluster.group_admin import GroupAdmin
+from tests.kafka.admins import use_admin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +53,8 @@ def group_of(admin: FakeAdmin) -> GroupAdmin:
     """Return a `GroupAdmin` that uses the fake client, and has no committed offset."""
     config = {"bootstrap.servers": "memory:1", "group.id": "shop"}
     group = GroupAdmin(validated(config, hold_limit_s=1.0))
-    vars(group).update(_client=admin, _committed=lambda *_: {TP: None})
+    use_admin(group, admin)
+    vars(group)["_committed"] = lambda *_: {TP: None}
     return group
 
 
@@ -143,7 +145,7 @@ def test_client_of_an_unanswered_group_request_is_dropped(
     group = group_of(admin)
     with pytest.raises(BrokerError):
         request(group)
-    assert (vars(group).get("_client") is admin) is is_kept
+    assert (vars(group)["_held"].client is admin) is is_kept
 
 
 @pytest.mark.parametrize("call", REQUESTS)
@@ -152,6 +154,6 @@ def test_group_request_on_a_broken_connection_is_sent_again(
 ) -> None:
     answer, request = REQUESTS[call]
     admin = FailingAdmin(answer, KafkaError._TRANSPORT)
-    monkeypatch.setattr(queries, "create_client", lambda *_: admin)
+    monkeypatch.setattr(admin_connection, "create_client", lambda *_: admin)
     request(group_of(admin))
     assert len(admin.limits_s) == 2

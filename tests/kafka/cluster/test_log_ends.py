@@ -12,6 +12,7 @@ from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster.log_ends import LogEnds
 from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.testing.fake_group import ManualClock
+from tests.kafka.admins import use_admin
 from tests.kafka.cluster.test_queries import MovingLeader
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def test_log_ends_of_more_partitions_have_more_time(ends: LogEnds, consumer: Fak
 
 def test_consumer_reads_the_first_offsets_of_many_partitions(consumer: FakeConsumer) -> None:
     cluster = Cluster(SETTINGS, pause=lambda _: None)
-    vars(cluster)["_client"] = MovingLeader()
+    use_admin(cluster, MovingLeader())
     vars(cluster._ends)["_client"] = consumer
     assert cluster.beginning_offsets(MANY) == {tp: tp.partition for tp in MANY}
     assert cluster.beginning_offsets(MANY[:2]) == dict.fromkeys(MANY[:2], 7), "the admin client's"
@@ -124,7 +125,7 @@ def test_consumer_without_isolation_reads_the_high_watermarks_of_many_partitions
     consumer: FakeConsumer,
 ) -> None:
     cluster = Cluster(SETTINGS, pause=lambda _: None)
-    vars(cluster)["_client"] = MovingLeader()
+    use_admin(cluster, MovingLeader())
     assert (cluster._ends._level, cluster._marks._level) == ("read_committed", "read_uncommitted")
     vars(cluster._marks)["_client"] = consumer
     ends = {tp: 7 if tp.partition == 7 else tp.partition + 10 for tp in MANY}
@@ -136,7 +137,7 @@ def test_admin_client_reads_the_ends_that_the_consumer_does_not_report(
     consumer: FakeConsumer,
 ) -> None:
     cluster = Cluster(SETTINGS, pause=lambda _: None)
-    admin = vars(cluster)["_client"] = MovingLeader()
+    admin = use_admin(cluster, MovingLeader())
     vars(cluster._ends)["_client"] = consumer
     found = cluster.log_ends(MANY[6:9])
     assert found == {

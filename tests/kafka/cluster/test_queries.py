@@ -16,6 +16,7 @@ from dagster_rebalance.kafka.client.settings import validated
 from dagster_rebalance.kafka.cluster.queries import Cluster
 from dagster_rebalance.kafka.group_ports import PartitionInfo
 from dagster_rebalance.testing.fake_group import ManualClock
+from tests.kafka.admins import use_admin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,7 +107,7 @@ def cluster() -> Cluster:
     cluster = Cluster(
         validated({"bootstrap.servers": "broker:9092", "group.id": "etl"}, hold_limit_s=1)
     )
-    vars(cluster)["_client"] = FakeAdmin()
+    use_admin(cluster, FakeAdmin())
     return cluster
 
 
@@ -118,7 +119,7 @@ def test_topic_queries_skip_a_topic_that_cannot_be_described(cluster: Cluster) -
 
 
 def test_end_offsets_are_retried_with_new_metadata(cluster: Cluster) -> None:
-    admin = vars(cluster)["_client"] = MovingLeader()
+    admin = use_admin(cluster, MovingLeader())
     orders = offsets.TopicPartition("orders", 0)
     assert cluster.end_offsets([orders]) == {orders: 7}
     assert admin.looks == 1
@@ -130,7 +131,7 @@ def test_topic_ids_are_retried_while_the_controller_is_unavailable() -> None:
         validated({"bootstrap.servers": "broker:9092", "group.id": "etl"}, hold_limit_s=1),
         clock=clock,
     )
-    admin = vars(cluster)["_client"] = LostController(clock, looks=2)
+    admin = use_admin(cluster, LostController(clock, looks=2))
     assert cluster.topic_ids(["orders"]) == {"orders": str(Uuid(1, 2))}
     assert admin.asked_for_s == [0.25, 0.5, 1.0]
     cluster.check(["orders"])
@@ -144,13 +145,13 @@ def test_topic_ids_count_for_a_while_if_their_read_takes_long() -> None:
         clock=clock,
     )
     ids = {"orders": str(Uuid(1, 2))}
-    admin = vars(cluster)["_client"] = LostController(clock, looks=1)
+    admin = use_admin(cluster, LostController(clock, looks=1))
     assert cluster.topic_ids(["orders"]) == ids  # after 0.25 s
     for after_s, reads in ((2.4, 2), (0.2, 3), (0.0, 4)):
         clock.advance(after_s)
         assert cluster.topic_ids(["orders"]) == ids
         assert len(admin.asked_for_s) == reads
-    admin = vars(cluster)["_client"] = LostController(clock, looks=2)
+    admin = use_admin(cluster, LostController(clock, looks=2))
     for after_s, reads in ((0.0, 3), (2.9, 3), (0.2, 4)):
         clock.advance(after_s)
         assert cluster.topic_ids(["orders"]) == ids
@@ -165,7 +166,7 @@ def test_topic_ids_time_out_while_the_controller_is_unavailable() -> None:
         validated({"bootstrap.servers": "broker:9092", "group.id": "etl"}, hold_limit_s=1),
         clock=clock,
     )
-    admin = vars(cluster)["_client"] = LostController(clock, looks=100)
+    admin = use_admin(cluster, LostController(clock, looks=100))
     with pytest.raises(BrokerError, match="waiting for controller") as problem:
         cluster.topic_ids(["orders"], 2.5)
     assert problem.value.retriable
