@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -143,8 +144,21 @@ def _arrow(name: str, *arguments: Any) -> Callable[[], Any]:
 
 
 def json_text(value: object) -> str:
-    """Return a value as JSON: bytes in base64, times and decimals as text."""
-    return json.dumps(value, default=_to_json)
+    """Return a value as JSON: bytes in base64, times, decimals, NaN and infinities as text."""
+    try:
+        return json.dumps(value, default=_to_json, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(value), default=_to_json, allow_nan=False)
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _without_nan(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _to_json(value: object) -> object:

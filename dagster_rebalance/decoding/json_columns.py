@@ -36,9 +36,11 @@ _LONG = 300
 """Payloads of so many bytes may nest too deeply, or have too many digits in a number."""
 _FEW = 50
 """Payloads that are decoded one by one if pyarrow refuses them."""
-_UNUSUAL = r"\\u[dD][89a-fA-F]|[:,\[\s]-?[0-9][0-9.]*[eE]|[:,\[\s]-0[,\]}\s]|\n"
+_UNUSUAL = (
+    r"\\u[dD][89a-fA-F]|[:,\[\s]-?[0-9][0-9.]*[eE]|[:,\[\s]-0[,\]}\s]|[:,\[\s]-?(?:NaN|Inf)|\n"
+)
 """A surrogate; an exponent, because Python refuses more numbers than pyarrow; -0, an integer for
-Python, which has no negative zero; a line feed."""
+Python, which has no negative zero; NaN and infinities, which pyarrow reads; a line feed."""
 _MANY_DIGITS = f"[0-9]{{{_LONG}}}"
 
 

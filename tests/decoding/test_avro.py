@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import uuid
 from datetime import date, datetime, time, timezone
@@ -460,6 +461,16 @@ def test_json_text_of_a_recursive_record_has_no_branch_numbers() -> None:
     value = {"next": {"next": {"next": None, "other": 3}, "other": "x"}, "other": 1}
     found = read(node, value)["next"]
     assert json.loads(found) == value["next"]
+
+
+def test_json_text_of_a_recursive_record_has_nan_and_infinities_as_text() -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    node = record(next=["null", "R"], d="double")
+    value = {"next": {"next": {"next": None, "d": -math.inf}, "d": math.nan}, "d": math.inf}
+    found = json.loads(read(node, value)["next"], parse_constant=refuse)
+    assert found == {"next": {"next": None, "d": "-Infinity"}, "d": "NaN"}
 
 
 @pytest.mark.parametrize("levels", [5_000, 500_000])

@@ -23,7 +23,8 @@ NAMES = ("a", "b", "c")
 SCALARS = ("string", "integer", "number", "boolean")
 NUMBERS = (
     *("0", "1", "-1", "-0", "1.0", "-0.0", "1e3", "1E+2", "1e400", "1e-400", "0.1", "01", "1."),
-    *("+1", ".5", "NaN", "-Infinity", "1e", "--1", "9223372036854775807"),
+    *("+1", ".5", "1e", "--1", "9223372036854775807"),
+    *("NaN", "-NaN", "+NaN", "nan", "Infinity", "-Infinity", "Inf", "-Inf", "inf"),
     *(
         "9223372036854775808",
         "123456789012345678901234567890",
@@ -218,6 +219,16 @@ def test_unusual_payload_is_decoded_alone(payload: bytes | None) -> None:
     payloads = [*[GOOD] * 500, payload, *[GOOD] * 499]
     together = check(opened(ORDER, is_framed=False), payloads)
     assert 950 <= together <= 999
+
+
+@pytest.mark.parametrize(
+    "place",
+    ['"id": 1, "price": %s', '"id":%s', '"id": 1, "tags": [%s]', '"id": 1, "more": [1,%s]'],
+)
+def test_unusual_value_has_the_result_of_a_payload_alone(place: str) -> None:
+    decoder = opened(ORDER, is_framed=False)
+    for text in (*NUMBERS, *TEXTS, *OTHERS):
+        check(decoder, [f"{{{place % text}}}".encode(), GOOD])
 
 
 @pytest.mark.parametrize(
