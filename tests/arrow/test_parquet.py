@@ -15,12 +15,13 @@ from pyarrow import parquet as files_of_parquet
 from dagster_rebalance import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.arrow import parquet
 from dagster_rebalance.arrow.output import write_parquet_by_range
+from dagster_rebalance.outputs.publication import note_failed_ranges, publish_in_store
 from tests.arrow.given import SCHEMA, failing, records, span
 from tests.spark.readers import LIBRARIES
 from tests.spark.two_writers import RANGES, TOPIC, play_writers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 BOTH = (span(0, 5), span(5, 10))
@@ -48,6 +49,43 @@ def test_rewritten_range_is_replaced_without_its_neighbour(tmp_path: Path) -> No
     after = (out / "topic_partition=orders-p0/5-10.parquet").stat()
     assert (after.st_ino, after.st_mtime_ns) == (neighbour.st_ino, neighbour.st_mtime_ns)
     assert list((tmp_path / ".out-staging").iterdir()) == []
+
+
+@pytest.fixture
+def failed_ranges() -> Iterator[None]:
+    """Ranges of attempts that failed, of which the next batches are parts."""
+    note_failed_ranges([span(0, 20), span(0, 10)])
+    yield
+    note_failed_ranges(())
+
+
+@pytest.mark.usefixtures("failed_ranges")
+def test_part_of_a_bisected_range_replaces_what_failed_attempts_wrote(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    note_failed_ranges(())
+    write_parquet_by_range(records([span(0, 10), span(20, 30)]), str(out))
+    note_failed_ranges([span(0, 20), span(0, 10)])
+    assert write_parquet_by_range(records(span(0, 5), "b"), str(out)) == 5
+    assert found(out) == {
+        "topic_partition=orders-p0/0-5.parquet": "b",
+        "topic_partition=orders-p0/20-30.parquet": "a",
+    }
+
+
+@pytest.mark.usefixtures("failed_ranges")
+def test_part_replaces_what_failed_attempts_wrote_to_an_object_store() -> None:
+    store = pyarrow.fs._MockFileSystem()
+    folder = "bucket/out/topic_partition=orders-p0"
+    store.create_dir(folder)
+    store.create_dir("bucket/.out-staging/1")
+    for name in (f"{folder}/0-20.parquet", "bucket/.out-staging/1/0-5.parquet"):
+        with store.open_output_stream(name) as file:
+            file.write(b"x")
+    place = f"s3a://{folder}/0-5.parquet"
+    moves = {"s3a://bucket/.out-staging/1/0-5.parquet": place}
+    assert not publish_in_store(store, "s3a://bucket/out", moves, "s3a://bucket/.out-staging/1")
+    files = store.get_file_info(pyarrow.fs.FileSelector(folder))
+    assert [file.base_name for file in files] == ["0-5.parquet"]
 
 
 def test_all_readers_see_the_names_of_topics(tmp_path: Path) -> None:

@@ -685,6 +685,19 @@ def test_settings_that_each_tick_would_refuse_do_not_load(
 
 
 @both_forms
+def test_bisection_allows_one_function_that_gets_the_batch(
+    build: Callable[..., dg.Definitions],
+) -> None:
+    @dg.asset
+    def other(kafka_batch: KafkaBatch) -> None: ...
+
+    given = kafka(on_failure="bisect", dead_letter_topic="dead")
+    build(kafka=given, assets=[streamed], name="orders")
+    with pytest.raises(ConfigurationError, match=r"has the ops .* on_failure='bisect' allows one"):
+        build(kafka=given, assets=[streamed, other], name="orders")
+
+
+@both_forms
 @pytest.mark.parametrize(
     "settings",
     [

@@ -6,6 +6,7 @@ from tests.e2e.project import (
     bad_records_project,
     forms_project,
     pipes_project,
+    raising_project,
     rerun_project,
     stream_project,
 )
@@ -16,4 +17,5 @@ defs = dg.Definitions.merge(
     pipes_project.defs,
     rerun_project.defs,
     bad_records_project.defs,
+    raising_project.defs,
 )

@@ -74,6 +74,13 @@ def resource(**settings: Any) -> EngineSettings:  # noqa: ANN401 - settings of a
         ({}, "dead_letter_topic", None),
         ({"dead_letter_topic": "for-set-aside-records"}, "dead_letter_topic", None),
         ({"on_failure": "dead_letter", "dead_letter_topic": "dead"}, "dead_letter_topic", "dead"),
+        ({"on_failure": "dead_letter", "dead_letter_topic": "dead"}, "bisects", False),
+        ({"on_failure": "bisect", "dead_letter_topic": "dead"}, "dead_letter_topic", "dead"),
+        (
+            {"on_failure": "bisect", "dead_letter_topic": "dead", "max_dead_letters": "1%"},
+            "bisects",
+            True,
+        ),
     ],
 )
 def test_policies_reach_the_engine(settings: dict[str, str], field: str, value: object) -> None:
@@ -84,6 +91,11 @@ def test_policies_reach_the_engine(settings: dict[str, str], field: str, value: 
     ("settings", "words"),
     [
         ({"on_failure": "dead_letter"}, "needs a dead_letter_topic"),
+        ({"on_failure": "bisect"}, "on_failure='bisect' needs a dead_letter_topic"),
+        (
+            {"on_failure": "bisect", "dead_letter_topic": "dead", "max_attempts": 1},
+            "needs max_attempts=2 or more",
+        ),
         (
             {"on_failure": "dead_letter", "dead_letter_topic": "dead", "max_dead_letters": 5},
             "max_dead_letters stops a partition",

@@ -7,7 +7,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.orchestration.storage.failure_notes import text_of_error
+from dagster_rebalance.core.model.run_snapshot import FailureCause
+from dagster_rebalance.core.runs.retry import FailedAttempt
+from dagster_rebalance.orchestration.storage.failure_notes import (
+    FailureNotes,
+    cause_of_error,
+    text_of_error,
+)
+from tests.orchestration.parts import span
 
 
 class NoTextError(Exception):
@@ -73,3 +80,37 @@ def test_text_of_error_has_members_of_exception_group() -> None:
         "caused by OSError: full (test_failure_notes.py:"
     )
     assert " in fail, " in text
+
+
+class FullError(OSError):
+    """An error of a library whose name tells nothing."""
+
+
+def handled(problem: BaseException, before: BaseException) -> BaseException:
+    """An error that was raised while another one was handled."""
+    problem.__context__ = before
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("problem", "cause"),
+    [
+        (ValueError("order 17"), FailureCause.RECORDS),
+        (raised(ValueError("order 17"), KeyError("price")), FailureCause.RECORDS),
+        (raised(ValueError("order 17"), ConnectionError("refused")), FailureCause.ENVIRONMENT),
+        (handled(KeyError("rate"), TimeoutError("slow")), FailureCause.ENVIRONMENT),
+        (raised(handled(KeyError("rate"), TimeoutError("slow")), None), FailureCause.RECORDS),
+        (FullError("disk"), FailureCause.ENVIRONMENT),
+        (dg.Failure("7 rows"), FailureCause.RECORDS),
+    ],
+)
+def test_cause_of_error_is_that_of_its_chain(problem: BaseException, cause: FailureCause) -> None:
+    assert cause_of_error(problem) is cause
+
+
+@pytest.mark.parametrize("cause", FailureCause)
+def test_note_keeps_the_cause_for_the_next_owner(cause: FailureCause) -> None:
+    failed = FailedAttempt("run1", 2, "ValueError: order 17", cause)
+    with dg.DagsterInstance.ephemeral() as instance:
+        FailureNotes(instance, "etl").write([span(0)], failed)
+        assert FailureNotes(instance, "etl").read([span(0), span(1)]) == {span(0): failed}

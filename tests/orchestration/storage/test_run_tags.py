@@ -10,6 +10,7 @@ from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
 from dagster_rebalance.core.model.run_snapshot import BatchRequest
 from dagster_rebalance.orchestration.storage.run_tags import (
     BATCH_TAG,
+    BISECTED_TAG,
     GROUP_TAG,
     RANGES_TAG,
     format_range,
@@ -124,6 +125,12 @@ def test_many_ranges_keep_their_order(many: list[OffsetRange]) -> None:
 def test_list_of_ranges_of_an_earlier_release_is_read() -> None:
     many = [span(number) for number in range(200)]
     assert list(parse_ranges(map(format_range, many))) == many
+
+
+def test_run_tags_of_a_part_have_the_bisected_range() -> None:
+    tags = run_tags(batch_request("b-1.n0-40", span(3, 0, 32)), "etl")
+    assert (tags[BISECTED_TAG], tags[RANGES_TAG]) == ("orders-3 [0, 64)", "orders-3 [0, 32)")
+    assert BISECTED_TAG not in run_tags(batch_request("b-1", span(3)), "etl")
 
 
 def test_run_tags_shorten_many_ranges() -> None:
