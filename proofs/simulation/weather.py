@@ -148,9 +148,9 @@ class Weather:
     def spoil(self) -> None:
         """Let some records always raise, and bisect their ranges."""
         chance = self.clockwork.chance
-        self.bad_every, self.assets = chance.choice((5, 17, 60)), ("orders",)
+        self.bad_every, self.assets = chance.choice((23, 60, 150)), ("orders",)
         self.runs_retry = min(self.runs_retry, 0.5)  # a run that always fails is retried forever
-        limits = replace(self.settings.limits, max_records_per_range=chance.choice((10, 40, 200)))
+        limits = replace(self.settings.limits, max_records_per_range=chance.choice((10, 40, 120)))
         self.settings = replace(
             self.settings,
             limits=limits,

@@ -154,11 +154,14 @@ class EngineSettings:
     def continues_after(self, exhausted: Exhausted) -> bool:
         """Whether an exhausted range is bisected or becomes a dead letter.
 
-        Otherwise the partition stops, and a run is requested again.
+        Otherwise the partition stops, and a run is requested again. The last run decides whether
+        the range is bisected: if an operator cancelled it, its cause is unknown.
         """
-        if self.dead_letter_topic is None or exhausted.is_cancelled:
+        if self.dead_letter_topic is None:
             return False
-        return not self.bisects or exhausted.cause is FailureCause.RECORDS
+        if self.bisects:
+            return exhausted.cause is FailureCause.RECORDS
+        return not exhausted.is_cancelled
 
     def of_stream(self, run_id: str) -> EngineSettings:
         """Return the settings of a streaming run, which processes one batch at a time."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.batches import planning as planning_module
 from dagster_rebalance.core.engine import claimed_work as claimed_work_module
+from dagster_rebalance.core.engine import dead_letter_policy as dead_letter_policy_module
 from dagster_rebalance.core.engine import engine as driver_module
 from dagster_rebalance.core.engine import run_requests as requests_module
 from dagster_rebalance.core.engine import run_results as run_news_module
@@ -18,6 +19,7 @@ from dagster_rebalance.core.model.commands import Cause
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.model.topics import StartFrom
+from dagster_rebalance.core.partitions import owned as owned_module
 from dagster_rebalance.core.partitions import recovery as restoring_module
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
 from dagster_rebalance.core.partitions.owned import OwnedPartition
@@ -500,6 +502,24 @@ def blame_a_death_on_what_waited(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def blame_the_whole_range(patch: pytest.MonkeyPatch) -> None:
+    """A range with a bad record becomes a letter as a whole."""
+    patch.setattr(dead_letter_policy_module, "_is_halved", lambda *_: False)
+
+
+def take_a_half_for_the_whole(patch: pytest.MonkeyPatch) -> None:
+    """The rest of a bisected range is dropped with its failed half."""
+    real = owned_module.after_failure
+
+    def after_failure(ledger: OffsetLedger, now: float) -> OffsetLedger:
+        halved = real(ledger, now)
+        return halved._replace(
+            entries=tuple(e for e in halved.entries if e.batch_id.rpartition(".")[2][0] != "r")
+        )
+
+    patch.setattr(owned_module, "after_failure", after_failure)
+
+
 MUTANTS = {
     no_start_check: (5, "was materialized by"),
     no_read_before_write: (101, "overwrites what another application has stored"),
@@ -549,6 +569,8 @@ MUTANTS = {
     note_only_the_last_record: (59, "is recorded 0 times"),
     begin_behind_a_failed_range: (16, "works on orders-1 [10, 20) before orders-1 [0, 10)"),
     blame_a_death_on_what_waited: (1731, "which never began"),
+    blame_the_whole_range: (1, "and the bad records are"),
+    take_a_half_for_the_whole: (1, "a claim is dropped"),
 }
 """Each mutant with the seed that finds it, and words of the violation."""
 OF_ORDERS = frozenset(
@@ -572,6 +594,8 @@ OF_STREAMS = frozenset({note_only_the_last_record})
 """They are found where streaming runs commit many batches."""
 OF_AHEAD = frozenset({begin_behind_a_failed_range, blame_a_death_on_what_waited})
 """They are found where streaming runs claim their next batch ahead."""
+OF_BAD = frozenset({blame_the_whole_range, take_a_half_for_the_whole})
+"""They are found where some records always raise."""
 OF_REPLICAS = frozenset({join_whenever_a_tick_comes})
 """They are found where code servers have two replicas."""
 
@@ -586,4 +610,5 @@ def where(mutant: Callable[[pytest.MonkeyPatch], None]) -> dict[str, bool]:
         "slow": mutant in OF_SLOW,
         "streams": mutant in OF_STREAMS | OF_AHEAD,
         "ahead": mutant in OF_AHEAD,
+        "bad": mutant in OF_BAD,
     }
