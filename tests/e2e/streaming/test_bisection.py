@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.deployment import DagsterDeployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
-RECORDS, BAD = 48, 29
+RECORDS, BAD = 8, 5
 GROUPS = ("raising_batches", "raising_stream")
 
 
@@ -54,7 +54,7 @@ def committed(kafka: KafkaCluster, group: str) -> int:
     return found.offset
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_record_that_raises_becomes_one_letter_through_a_killed_run(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
 ) -> None:
@@ -74,7 +74,7 @@ def test_record_that_raises_becomes_one_letter_through_a_killed_run(
         def wait(what: str, condition: Callable[[str], object]) -> None:
             wait_until(
                 lambda: all(map(condition, GROUPS)) or None,
-                timeout_s=400,
+                timeout_s=600,
                 what=lambda: f"{what}; {[(group, calls(group)) for group in GROUPS]}",
                 interval_s=0.5,
             )
