@@ -29,6 +29,7 @@ from dagster_rebalance.core.model.offsets import (
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.partitions.recovery import position_to_verify
 from dagster_rebalance.core.reporting.event_recorder import record_events
+from dagster_rebalance.core.runs.bisection import Part, whole_batch
 from dagster_rebalance.core.runs.retry import FailedAttempt, RetryBackoff, with_error
 from dagster_rebalance.core.runs.start_check import refusal
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch
@@ -434,10 +435,15 @@ class World:
         range_, batch_id = claim
         assert range_.until == write.new.offset, f"{write} skips or splits {range_}"
         runs = self.dagster.runs.values()
-        covered = any(
-            run.state is RunState.SUCCEEDED and run.batch_id == batch_id and range_ in run.ranges
+        part = Part.parse(batch_id)
+        whole = (whole_batch(batch_id), part.bisected(range_)) if part is not None else None
+        done = {
+            (run.batch_id, own)
             for run in runs
-        )
+            if run.state is RunState.SUCCEEDED
+            for own in run.ranges
+        }
+        covered = (batch_id, range_) in done or whole in done
         exhausted = any(
             (letter.range, letter.batch_id) == (range_, batch_id) for letter in self.kafka.letters
         )

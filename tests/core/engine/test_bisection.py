@@ -18,6 +18,7 @@ from dagster_rebalance.core.model.directives import Action, Directive
 from dagster_rebalance.core.model.run_snapshot import FailureCause, RunState
 from dagster_rebalance.core.partitions.bisected import bisection_of
 from dagster_rebalance.core.partitions.state_machine import Phase
+from dagster_rebalance.core.reporting.explain import explain_partition
 from dagster_rebalance.core.runs.bisection import Part, is_waiting
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome
@@ -357,6 +358,75 @@ def test_operator_that_cancels_a_half_stops_the_partition() -> None:
     owned = group.member.engine.partitions[tp(0)]
     assert group.world.kafka.letters == []
     assert bisection_of(owned.entries) == (span(0, 0, 64), span(0, 0, 32))
+
+
+def test_search_is_explained_and_noted() -> None:
+    group = PerBatch(64)
+    for _ in range(3):
+        group.step({40})
+    text = explain_partition(group.member.engine.partitions[tp(0)], group.world.now)
+    assert text.startswith("orders-0: bisecting [32, 64), attempt on [32, 48); [32, 48): waits for")
+    assert "[48, 64)" not in text
+    while not group.world.kafka.letters:
+        group.step({40})
+    group.world.wait(2, group.member)
+    text = explain_partition(group.member.engine.partitions[tp(0)], group.world.now)
+    assert "bisecting [0, 64), attempt on [41, 42)" in text
+    notes = [one.text for one in group.member.done if isinstance(one, commands.Note)]
+    assert "orders-0: bisecting [0, 64), attempt on [0, 32)" in notes
+
+
+@FORMS
+def test_letter_that_cannot_be_stored_stops_the_partition_until_it_can(form: type[Group]) -> None:
+    group = form(1)
+    group.member.unanswered.add(commands.StoreDeadLetter)
+    for _ in range(2):
+        group.step({0})
+    (letter,) = {*group.world.kafka.letters}
+    group.member.feed(events.DeadLetterFailed(letter, "max_dead_letters allows 2"))
+    owned = group.member.engine.partitions[tp(0)]
+    assert owned.phase is Phase.STOPPED
+    assert "the record could not be recorded in the dead-letter topic dead" in owned.stop_reason
+    group.member.unanswered.clear()
+    group.world.wait(5, group.member)
+    play(group, {0}, until=1)
+    assert group.member.engine.partitions[tp(0)].phase is Phase.OWNED
+
+
+def test_run_that_an_operator_re_executed_before_the_halving_does_all_parts() -> None:
+    """Its start check has read the claim of the whole range."""
+    group = PerBatch(64)
+    group.step({40})
+    group.world.wait(1, group.member)
+    (run_id,) = group.member.tick()
+    assert group.world.start(run_id) is None
+    batch_id = group.world.dagster.runs[run_id].batch_id
+    group.end(run_id, {40}, CAUSE)
+    group.world.wait(1, group.member)
+    again = group.world.dagster.add(batch_id, (span(0, 0, 64),))  # seen only now
+    (half,) = group.member.tick()
+    refusal = group.world.start(half)
+    assert refusal is not None
+    assert f"run {again} of the same batch has started" in refusal
+    group.world.wait(2, group.member)
+    assert group.member.engine.partitions[tp(0)].live_runs == {again}
+    group.world.succeed(again)
+    play(group, {40}, until=64)
+    assert group.world.output == {span(0, 0, 64): 1}
+    assert group.world.kafka.letters == []
+
+
+def test_part_does_not_start_after_a_run_on_the_whole_range_succeeded() -> None:
+    group = PerBatch(64)
+    for _ in range(2):
+        group.step({40})
+    group.world.wait(1, group.member)
+    (half,) = group.member.tick()
+    batch_id = group.world.dagster.runs[half].batch_id.rpartition(".")[0]
+    group.world.succeed(group.world.dagster.add(batch_id, (span(0, 0, 64),)))
+    refusal = group.world.start(half)
+    assert refusal is not None
+    assert "of the same batch has succeeded" in refusal
 
 
 def test_claims_have_the_state_of_the_search() -> None:

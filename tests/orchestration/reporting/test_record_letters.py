@@ -53,7 +53,12 @@ class Reader:
             raise BrokerError(msg)
         if range_.start == 98:
             raise TypeError
-        given = {"value": b"v", "key": b"k", "headers": [("h", b"1")], "timestamp": (1, AT_MS)}
+        given: dict[str, Any] = {
+            "value": b"v",
+            "key": b"k",
+            "headers": [("h", b"1")],
+            "timestamp": (1, AT_MS),
+        }
         yield [Message(topic="orders", partition=0, offset=range_.start, **given)]
 
     def read_topic(self, topic: str, **_: object) -> Iterator[list[Message]]:

@@ -19,6 +19,7 @@ from dagster_rebalance.core.model.commands import Cause
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.model.topics import StartFrom
+from dagster_rebalance.core.partitions import bisected as bisected_module
 from dagster_rebalance.core.partitions import owned as owned_module
 from dagster_rebalance.core.partitions import recovery as restoring_module
 from dagster_rebalance.core.partitions.ledger import OffsetLedger
@@ -509,7 +510,7 @@ def blame_the_whole_range(patch: pytest.MonkeyPatch) -> None:
 
 def take_a_half_for_the_whole(patch: pytest.MonkeyPatch) -> None:
     """The rest of a bisected range is dropped with its failed half."""
-    real = owned_module.after_failure
+    real = bisected_module.after_failure
 
     def after_failure(ledger: OffsetLedger, now: float) -> OffsetLedger:
         halved = real(ledger, now)

@@ -48,6 +48,12 @@ def test_new_schedules_break_no_promise() -> None:
     )
 
 
+def test_schedules_with_bad_records_break_no_promise() -> None:
+    """Each of them has one letter, and the attempts on its range stay within their bound."""
+    played = [play(seed, bad=True, streams=seed % 2 == 0, ahead=True) for seed in range(30)]
+    assert [(one.seed, one.violation) for one in played if one.violation] == []
+
+
 def test_new_seed_is_shown(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         build_app(COMMANDS, ["simulate"]),
