@@ -1,18 +1,26 @@
-"""Bad records through a killed run, in both forms of runs at once, with Kafka and Dagster."""
+"""Bad records and their replay through killed runs, in both forms at once."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from dagster_rebalance.core.model.letters import Letter, parse_record
+from dagster_rebalance import ConfigurationError, KafkaConsumerResource
+from dagster_rebalance.core.model.letters import Letter, LetterState, parse_record
+from dagster_rebalance.orchestration.operators.letters import (
+    LetterRequest,
+    begin_replay,
+    plan_replay,
+)
+from dagster_rebalance.orchestration.operators.requests import Reruns
+from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
@@ -62,7 +70,34 @@ def committed(kafka: KafkaCluster, group: str) -> int:
             return 0
 
 
-@pytest.mark.timeout(900)
+def rows_of(folder: Path) -> list[str]:
+    return [value for file in folder.iterdir() for value in file.read_text().split("\n") if value]
+
+
+def resource(kafka: KafkaCluster, group: str) -> KafkaConsumerResource:
+    return KafkaConsumerResource(
+        bootstrap_servers=kafka.bootstrap_servers,
+        group_id=group,
+        topics=["bad"],
+        dead_letter_topic=f"{group}-dead",
+    )
+
+
+def states(kafka: KafkaCluster, group: str) -> Counter[LetterState]:
+    """Return the number of letters in each state."""
+    return +DeadLetterTopic(resource(kafka, group)).read().counts
+
+
+def begin(kafka: KafkaCluster, instance: dg.DagsterInstance, group: str) -> str:
+    """Begin a replay of all open letters, and return its id."""
+    own = resource(kafka, group)
+    request = LetterRequest((), everything=True, containing="", by="ada", why="mended")
+    plan = plan_replay(instance, own, request)
+    begin_replay(instance, own, plan)
+    return plan.rerun.rerun.rerun_id
+
+
+@pytest.mark.timeout(1200)
 def test_bad_records_become_one_letter_each_through_a_killed_run(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
 ) -> None:
@@ -100,12 +135,7 @@ def test_bad_records_become_one_letter_each_through_a_killed_run(
             assert {letter.group_id for letter in letters} == {group}
             assert letters[: len(before[group])] == before[group], "of the killed run"
             assert all("is no number" in letter.reason for letter in letters)
-            rows = [
-                value
-                for file in (root / group).iterdir()
-                for value in file.read_text().split("\n")
-                if value
-            ]
+            rows = rows_of(root / group)
             assert len(rows) == len(set(rows)) == RECORDS - len(bad)
         wait(
             "materializations",
@@ -113,3 +143,42 @@ def test_bad_records_become_one_letter_each_through_a_killed_run(
                 dg.AssetKey(f"{group}_numbers")
             ),
         )
+        replay_through_a_kill(kafka_broker, instance, root, wait, bad)
+
+
+def replay_through_a_kill(
+    kafka: KafkaCluster,
+    instance: dg.DagsterInstance,
+    root: Path,
+    wait: Callable[[str, Callable[[str], object]], None],
+    bad: set[str],
+) -> None:
+    """Replay the letters with mended code: kill the runs after they have written, and repeat."""
+    first = {}
+    for group in GROUPS:
+        (root / f"{group}_at_work").unlink()
+        (root / f"{group}_mended").touch()
+        (root / f"{group}_hold").touch()
+        first[group] = begin(kafka, instance, group)
+    wait("runs of replays", lambda group: (root / f"{group}_at_work").exists())
+    for group in GROUPS:
+        os.kill(int((root / f"{group}_at_work").read_text()), signal.SIGKILL)
+        (root / f"{group}_hold").unlink()
+    for group in GROUPS:
+        assert states(kafka, group) == {LetterState.OPEN: len(bad)}
+        Reruns(instance, resource(kafka, group)).cancel(first[group])
+    again: dict[str, str] = {}
+
+    def is_begun(group: str) -> bool:
+        if group not in again:
+            with suppress(ConfigurationError):  # the killed run may still work
+                again[group] = begin(kafka, instance, group)
+        return group in again
+
+    wait("the next replays to begin", is_begun)
+    replayed = {LetterState.REPLAYED: len(bad)}
+    wait("the next replays to end", lambda group: states(kafka, group) == replayed)
+    for group in GROUPS:
+        rows = rows_of(root / group)
+        assert len(rows) == len(set(rows)) == RECORDS
+        assert committed(kafka, group) == RECORDS
