@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
+    from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 CODE = """
 import json
@@ -53,6 +53,34 @@ defs = build_kafka_{form}_defs(kafka=kafka, assets=[orders], name="shop")
 """
 
 
+IN_SPARK = """
+import dagster as dg
+
+from dagster_rebalance import (
+    KafkaBatch,
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    build_kafka_stream_defs,
+)
+from dagster_rebalance.spark.output import write_parquet_by_range
+
+
+@dg.asset
+def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
+    frame = kafka_batch.dataframe(spark).selectExpr(
+        "*", "if(offset = 3, 'no customer', NULL) AS reason"
+    )
+    write_parquet_by_range(kafka_batch.good_rows(frame, error="reason"), {out!r})
+
+
+kafka = KafkaConsumerResource(
+    bootstrap_servers={brokers!r}, group_id={topic!r}, topics=[{topic!r}], dead_letter_topic="dead"
+)
+spark = KafkaSparkResource(remote={remote!r})
+defs = build_kafka_{form}_defs(kafka=kafka, assets=[orders], spark=spark, name="shop")
+"""
+
+
 class Shop:
     """A topic with 5 records, and code that processes them."""
 
@@ -64,11 +92,11 @@ class Shop:
             producer.produce(topic, key=f"k{number}", value=f"v{number}", partition=0)
         assert producer.flush(30) == 0
 
-    def file(self, form: str = "batch") -> Path:
+    def file(self, form: str = "batch", remote: str = "") -> Path:
         path = self.folder / f"{form}_{self.topic.replace('-', '_')}.py"
         brokers = self.kafka.client_config()["bootstrap.servers"]
-        values = {"out": str(self.out), "brokers": brokers, "topic": self.topic, "form": form}
-        text = textwrap.dedent(CODE).replace("{form}", form)
+        values = {"out": str(self.out), "brokers": brokers, "topic": self.topic, "remote": remote}
+        text = (IN_SPARK if remote else CODE).replace("{form}", form)
         for name, value in values.items():
             text = text.replace(f"{{{name}!r}}", repr(value))
         path.write_text(text)
@@ -119,6 +147,21 @@ def test_error_is_shown_with_its_traceback(shop: Shop, form: str, tmp_path: Path
     assert "KeyError: 'customer'" in shown["error"]
     assert 'raise KeyError("customer")' in shown["error"]
     assert shown["outputs"] == shown["letters"] == []
+
+
+@pytest.mark.broker
+@pytest.mark.spark
+def test_records_are_processed_in_spark(
+    shop: Shop, spark_connect_server: SparkConnectServer
+) -> None:
+    file = str(shop.file("stream", spark_connect_server.remote))
+    done = invoke("probe", f"{shop.topic}:0@1-5", "-f", file)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert f"output Parquet {shop.out}: 3 rows" in lines
+    assert lines[-1] == f"  {shop.topic}-0-3: no customer"
+    assert not shop.out.exists()
+    assert not shop.committed()
 
 
 @pytest.mark.broker
