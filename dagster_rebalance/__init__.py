@@ -59,7 +59,10 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.orchestration.per_batch.batch_sensor import build_kafka_batch_sensor
     from dagster_rebalance.orchestration.resources.client_settings import PinnedResource
-    from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+    from dagster_rebalance.orchestration.resources.kafka import (
+        KafkaConsumerResource,
+        RecordFilter,
+    )
     from dagster_rebalance.orchestration.resources.registry import (
         SchemaRegistryResource,
         plain_json,
@@ -104,6 +107,7 @@ __all__ = [
     "RebalanceConsumer",
     "RebalanceInProgressError",
     "RebalanceListener",
+    "RecordFilter",
     "RevokeRequested",
     "SchemaRegistryResource",
     "TooManyLettersError",
@@ -155,6 +159,7 @@ _HOMES = {
     "RebalanceConsumer": "kafka.consumer.operations",
     "RebalanceInProgressError": "core.model.errors",
     "RebalanceListener": "kafka.consumer.listener",
+    "RecordFilter": "orchestration.resources.kafka",
     "RevokeRequested": "core.model.events",
     "SchemaRegistryResource": "orchestration.resources.registry",
     "TopicPartition": "core.model.offsets",

@@ -108,16 +108,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
             file: str = super()._split_scope(nodeid)
             return _FIRST.get(file, file)
 
-        def remove_node(self, node: Any) -> Any:  # noqa: ANN401
-            # xdist would hand out the completed files of a worker that crashed again, and a worker
-            # that gets a file without tests waits forever (pytest-dev/pytest-xdist#1378).
-            self.assigned_work[node] = {
-                file: tests
-                for file, tests in self.assigned_work[node].items()
-                if not all(tests.values())
-            }
-            return super().remove_node(node)
-
     return ByServer(config, log)
 
 

@@ -112,7 +112,8 @@ def _resolved(
         return None
     if type(None) in kinds:
         return _resolved(context, value, kinds[0], is_late=is_late)
-    if annotation is Any or get_origin(annotation) is UnionType:
+    is_block = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    if annotation is Any or get_origin(annotation) is UnionType or is_block:
         annotation = _kind_of(value)
         kinds = get_args(annotation)
     if annotation is str:

@@ -18,7 +18,7 @@ from dagster_rebalance.core.batches.pipes_payload import (
 )
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.outputs.publication import note_failed_ranges
-from dagster_rebalance.spark.ranges import read_ranges
+from dagster_rebalance.spark.ranges import filtered_read, read_ranges
 from dagster_rebalance.spark.set_aside import positions_in, split
 
 if TYPE_CHECKING:
@@ -65,13 +65,17 @@ class PipesBatch(SentBatch):
             ConfigurationError: An option is invalid, or the session has no Kafka connector.
         """
         note_failed_ranges(self.failed_ranges)
-        return read_ranges(
-            session,
-            self.offset_ranges,
-            {"isolation.level": self.isolation_level, **kafka_options},
-            connector_options=options,
-            allow_plaintext=allow_plaintext,
-        )
+
+        def read(connector_options: Mapping[str, str] | None) -> DataFrame:
+            return read_ranges(
+                session,
+                self.offset_ranges,
+                {"isolation.level": self.isolation_level, **kafka_options},
+                connector_options=connector_options,
+                allow_plaintext=allow_plaintext,
+            )
+
+        return filtered_read(read, options, self.only)
 
     @contextmanager
     def letters(self, pipes: Any) -> Iterator[PipesLetters]:

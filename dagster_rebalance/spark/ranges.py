@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_rebalance.core.batches.range_progress import Span
+    from dagster_rebalance.core.batches.record_filter import RecordPredicate
     from dagster_rebalance.core.model.offsets import OffsetRange
 
 # Metadata of the column `range_start`. The id tells two parts of one read from two reads.
@@ -184,6 +185,28 @@ def given_records(
 def joined_reads(read: DataFrame, given: DataFrame, ranges: Iterable[OffsetRange]) -> DataFrame:
     """Return the records of `read_ranges` and of `given_records` as one read of all the ranges."""
     return read.unionByName(given).withMetadata("range_start", _read_metadata(ranges))
+
+
+def filtered_read(
+    read: Callable[[Mapping[str, str] | None], DataFrame],
+    connector_options: Mapping[str, str] | None,
+    only: RecordPredicate | None,
+) -> DataFrame:
+    """Return the rows of a read that a filter processes, in the columns of the options.
+
+    `read` returns all rows for some options of the connector.
+    """
+    if only is None:
+        return read(connector_options)
+    options = dict(connector_options or {})
+    has_headers = any(
+        key.lower() == "includeheaders" and value.lower() == "true"
+        for key, value in options.items()
+    )
+    if not only.needs_headers or has_headers:
+        return read(connector_options).where(only.sql)
+    other = {key: value for key, value in options.items() if key.lower() != "includeheaders"}
+    return read({**other, "includeHeaders": "true"}).where(only.sql).drop("headers")
 
 
 def read_in_plan(frame: Any) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ from dagster_rebalance import (
     KafkaConsumerResource,
     KafkaSparkResource,
     PinnedResource,
+    RecordFilter,
     SchemaRegistryResource,
     build_kafka_batch_defs,
 )
@@ -242,6 +243,20 @@ def test_component_made_in_python_builds_the_same_definitions() -> None:
         build_kafka_batch_defs(kafka=kafka, assets=[table], job_tags={"team": "etl"})
     )
     assert component.kafka is kafka
+
+
+def test_filter_of_records_in_yaml_is_the_one_in_python() -> None:
+    only = 'only: {header_equals: {kind: "12_3"}, header_in: {region: [eu]}, tombstones: false}'
+    with loaded(SHOP.replace("kafka:\n", f"kafka:\n  {only}\n")) as (component, _):
+        assert component.kafka.only == RecordFilter(
+            header_equals={"kind": "12_3"}, header_in={"region": ["eu"]}, tombstones=False
+        )
+    for wrong, message in (
+        ("{}", "give header_equals"),
+        ("{header: {kind: a}}", "its conditions are header_equals"),
+        ("{header_equals: {kind: 7}}", "7"),
+    ):
+        assert message in load_error(SHOP.replace("kafka:\n", f"kafka:\n  only: {wrong}\n"))
 
 
 def test_yaml_has_each_setting_of_the_resources() -> None:

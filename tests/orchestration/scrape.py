@@ -11,6 +11,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dagster_rebalance.core.model.claims import LEFT_OUT
 from dagster_rebalance.core.model.commands import Cause, HoldOutcome
 from dagster_rebalance.core.model.events import RevokeRequested
 from dagster_rebalance.core.model.member_events import EventKind, MemberEvent
@@ -91,6 +92,7 @@ def _measure_all(meter: MemberMeter) -> None:
             MemberEvent(EventKind.PARTITIONS_LOST, "", reason),
             MemberEvent(EventKind.HOLD_ENDED, "", held),
             MemberEvent(EventKind.OFFSETS_COMMITTED, "", committed),
+            MemberEvent(EventKind.OFFSETS_COMMITTED, "", {**committed, "attempt_run_id": LEFT_OUT}),
             MemberEvent(EventKind.WRITE_FAILED, "", {**at, "failure": "changed"}),
             MemberEvent(EventKind.PARTITION_STOPPED, "", {**at, "reason": "it failed"}),
             MemberEvent(EventKind.DEAD_LETTER_STORED, "", letter),

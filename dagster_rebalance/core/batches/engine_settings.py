@@ -120,6 +120,8 @@ class EngineSettings:
             be ended, is reported.
         worker: The streaming run of the member; empty for per-batch runs.
         claims_ahead: Whether the worker's next batch is claimed while one is at work.
+        has_filter: Whether the group processes only some records. The member scans ranges before it
+            claims them; the worker of a streaming run scans them itself.
         code_version: The code version of the streaming run, if known.
     """
 
@@ -149,6 +151,7 @@ class EngineSettings:
     stalled_after_s: float = 600.0
     worker: str = ""
     claims_ahead: bool = False
+    has_filter: bool = False
     code_version: str = ""
 
     def continues_after(self, exhausted: Exhausted) -> bool:

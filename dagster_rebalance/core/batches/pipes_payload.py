@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagster_rebalance.core.batches.record_filter import RecordPredicate
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.core.runs.bisection import Part
@@ -25,6 +26,8 @@ EXTRAS_KEY = "dagster_rebalance"
 """The key of the batch in the extras."""
 _FORM = 1
 """Version of the format."""
+_FORM_WITH_FILTER = 2
+"""An earlier version of this package would process the records that the filter leaves out."""
 _LETTERS_KEY = "dagster_rebalance_letters"
 """The key of a message about letters. Its values are `job`, and `positions` or `total`."""
 _CHUNK = 50
@@ -46,6 +49,7 @@ class SentBatch:
         isolation_level: Which transactional records the group reads, as librdkafka names it. Reads
             of a range at different levels return different records.
         takes_letters: Whether the run stores the letters of the job.
+        only: Which records the group processes; None for all.
     """
 
     batch_id: str
@@ -53,6 +57,7 @@ class SentBatch:
     offset_ranges: tuple[OffsetRange, ...]
     isolation_level: str = "read_committed"
     takes_letters: bool = False
+    only: RecordPredicate | None = None
 
     @property
     def is_rerun(self) -> bool:
@@ -84,12 +89,13 @@ class SentBatch:
         """The extras to send, as JSON types."""
         return {
             EXTRAS_KEY: {
-                "form": _FORM,
+                "form": _FORM if self.only is None else _FORM_WITH_FILTER,
                 "batch_id": self.batch_id,
                 "group_id": self.group_id,
                 "isolation_level": self.isolation_level,
                 "takes_letters": self.takes_letters,
                 "ranges": [range_.fields for range_ in self.offset_ranges],
+                **({} if self.only is None else {"only": self.only.fields}),
             }
         }
 
@@ -108,10 +114,11 @@ class SentBatch:
                 "extras=kafka_batch.pipes_extras() in the asset"
             )
             raise ConfigurationError(msg)
-        if sent.get("form") != _FORM:
+        if sent.get("form") not in {_FORM, _FORM_WITH_FILTER}:
             msg = (
                 f"the Kafka batch in the extras has format {sent.get('form')!r}, and this side "
-                f"reads format {_FORM}: install the same version of dagster-rebalance on both sides"
+                f"reads formats up to {_FORM_WITH_FILTER}: install the same version of "
+                "dagster-rebalance on both sides"
             )
             raise ConfigurationError(msg)
         try:
@@ -121,8 +128,9 @@ class SentBatch:
                 tuple(OffsetRange(**fields) for fields in sent["ranges"]),
                 str(sent["isolation_level"]),
                 takes_letters=sent.get("takes_letters") is True,
+                only=RecordPredicate.of(sent["only"]) if "only" in sent else None,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             msg = (
                 f"the Kafka batch in the extras is damaged ({error}): pass the return value of "
                 "kafka_batch.pipes_extras() unchanged"

@@ -127,7 +127,7 @@ def plan(
     ready = [backlog for backlog in there if is_ready(backlog, limits, now)]
     if room <= 0 or not ready:
         return ()
-    chosen = [_range_of(backlog, limits) for backlog in ready[: room * limits.max_ranges_per_run]]
+    chosen = [range_of(backlog, limits) for backlog in ready[: room * limits.max_ranges_per_run]]
     by_ranges = -(-len(chosen) // limits.max_ranges_per_run)
     full = min(limits.max_records_per_range, limits.max_records_per_batch)
     by_records = -(-sum(map(len, chosen)) // full)
@@ -151,14 +151,15 @@ def _company(
     for backlog in waiting:
         if len(chosen) + len(company) >= runs * limits.max_ranges_per_run:
             break
-        range_ = _range_of(backlog, limits)
+        range_ = range_of(backlog, limits)
         if len(range_) <= space:
             company.append(range_)
             space -= len(range_)
     return company
 
 
-def _range_of(backlog: Backlog, limits: BatchLimits) -> OffsetRange:
+def range_of(backlog: Backlog, limits: BatchLimits) -> OffsetRange:
+    """Return the longest range that may be claimed from a backlog."""
     until = min(backlog.end, backlog.start + limits.max_records_per_range)
     partition = backlog.partition
     return OffsetRange(partition.topic, partition.partition, backlog.start, until)

@@ -10,6 +10,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.batches.engine_settings import ROUNDING_S
+from dagster_rebalance.core.engine.filter_scans import SCAN_PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,6 +79,8 @@ def due_times(owned: OwnedPartition, settings: EngineSettings) -> Iterable[float
     if owned.backlog_since is not None:
         seen_since = owned.backlog_since if owned.seen_since is None else owned.seen_since
         yield min(owned.backlog_since, seen_since) + settings.limits.max_wait_s
+    if owned.scan is not None:
+        yield owned.scan.since + SCAN_PATIENCE_S
     for entry in owned.entries:
         yield entry.due_at
         yield entry.due_at - settings.recheck_s  # its runs are read again

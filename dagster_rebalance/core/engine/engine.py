@@ -16,6 +16,7 @@ from dagster_rebalance.core.engine import dead_letter_policy
 from dagster_rebalance.core.engine.agenda import Agenda
 from dagster_rebalance.core.engine.claimed_work import ClaimedWork
 from dagster_rebalance.core.engine.directive_cancels import DirectiveCancels
+from dagster_rebalance.core.engine.filter_scans import FilterScans
 from dagster_rebalance.core.engine.record_budget import DueRecords, RecordBudget
 from dagster_rebalance.core.engine.refresh import Refresh
 from dagster_rebalance.core.engine.run_requests import requested_range, requested_ranges
@@ -88,6 +89,9 @@ class Engine:
         self._agenda = Agenda(settings, self.partitions)
         self._claimed_work = ClaimedWork(settings, self.partitions)
         self._streaming = StreamClaims(settings, new_batch_id)
+        self._scans = FilterScans(
+            settings.limits, self.partitions, is_on=settings.has_filter and not settings.worker
+        )
         self._held = HeldPartitions(settings, self.partitions, self._streaming)
         self._refresh = Refresh(settings, self.partitions)
         self._directive_cancels = DirectiveCancels(settings.retry_s)
@@ -105,6 +109,7 @@ class Engine:
             events.RunsRead: self._on_runs,
             events.DeadRunEnded: self._on_dead_run_ended,
             events.BoundsRead: self._on_bounds,
+            events.RangesScanned: self._on_scanned,
             events.OffsetsWritten: self._on_written,
             events.CommitsRecorded: self._on_recorded,
             events.DeadLetterStored: self._on_dead_letter,
@@ -133,6 +138,7 @@ class Engine:
             self._refresh.note_unchanged(now)
             return ()
         due = [owned.partition for owned in self._due(now)]
+        self._scans.leave_out(due)
         decided = [
             *self._store_dead_letters(due, now),
             *self._record(due, now),  # first, so that the next commit does not join this record
@@ -156,6 +162,7 @@ class Engine:
         )
         if not (self.settings.worker and self._refresh.awaits_bounds(now)):
             decided += self._claim(now)
+            decided += self._scan(now)
         decided += reads
         self._quiet = None if decided else self._quiet_until(now)
         return tuple(decided)
@@ -347,6 +354,10 @@ class Engine:
             if owned.phase is Phase.OWNED and owned.pending is None:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
+    def _on_scanned(self, event: events.RangesScanned, _now: float) -> _Commands:
+        self._scans.apply(event)
+        return ()
+
     def _on_written(self, event: events.OffsetsWritten, now: float) -> _Commands:
         most = most_parts(len(self.partitions))
         for write in event.written:
@@ -426,6 +437,7 @@ class Engine:
             backlog_since=None,
             seen_since=None,
             dead_letter=None,
+            scan=None,
         )
         return distrusted.changed(Change.DISTRUSTED)
 
@@ -705,10 +717,16 @@ class Engine:
         """Whether another batch may be claimed; a streaming run has one at a time."""
         return len(self._in_flight(now)) < self.settings.limits.max_runs_in_flight
 
+    def _may_plan(self, now: float) -> bool:
+        has_ticks = now - self._last_tick_at <= self.settings.plan_patience_s
+        return self.leaving is None and (has_ticks or self.settings.worker != "")
+
+    def _scan(self, now: float) -> _Commands:
+        return self._scans.due(now) if self._may_plan(now) else ()
+
     def _claim(self, now: float) -> _Commands:
         worker = self.settings.worker
-        has_ticks = now - self._last_tick_at <= self.settings.plan_patience_s
-        if self.leaving is not None or not (has_ticks or worker):
+        if not self._may_plan(now):
             return
         if not self.partitions.has(Role.MORE):
             return
@@ -721,7 +739,7 @@ class Engine:
         if is_ahead and not self._streaming.may_claim_ahead(in_flight, self._claims):
             return
         batches = plan(
-            [*self._streaming.backlogs(self.partitions.of(Role.MORE), is_ahead=is_ahead)],
+            [*self._streaming.backlogs(self._scans.claimable(), is_ahead=is_ahead)],
             self.settings.limits,
             runs_in_flight=0 if is_ahead else len(in_flight),
             new_batch_id=self._new_batch_id,

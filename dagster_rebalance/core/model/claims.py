@@ -79,6 +79,10 @@ _VERSION = "2"
 _READABLE = {"1": {"c", "l"}, _VERSION: {"o", "c", "l", "t", "e"}}
 """The fields of each format that can be read."""
 
+LEFT_OUT = "left-out"
+"""In place of the batch and the run of a commit whose records the filter of the group leaves out.
+Releases without filters read it as an id."""
+
 _EARLY = re.compile(r"s\.[A-Za-z0-9-]+\.[0-9]+\.0")
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9+/_=-]{1,32}")
@@ -138,6 +142,11 @@ class LastCommit:
         """Return the commits with their ends, for the committed offset of the partition."""
         starts = (part.start for part in self.parts[1:])
         return zip(self.parts, (*starts, next_offset), strict=True)
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the filter of the group leaves out all records of the commit."""
+        return self.run_id == LEFT_OUT
 
     @property
     def packed(self) -> list[object]:

@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from dagster_rebalance.core.model.claims import LEFT_OUT
 from dagster_rebalance.core.model.commit_parts import NO_COMMITS
 from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import is_same_commit, names_of
@@ -162,6 +163,22 @@ class ReadBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanRanges:
+    """Search ranges for a record that the filter of the group processes.
+
+    Answered by `RangesScanned`, possibly in several parts. Reads no longer than
+    `filter_scans.SCAN_PATIENCE_S`.
+
+    Attributes:
+        number: The number of the scan, for the answers.
+    """
+
+    doing: ClassVar[str] = "comparing records with the filter"
+    number: int
+    ranges: tuple[OffsetRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetWrite:
     """New committed offset, or new claims at the same offset, of one partition.
 
@@ -261,6 +278,13 @@ class RecordCommit:
     is_dead_letter: bool = False
     joined: CommitParts = NO_COMMITS
     committed_at: float | None = None
+
+    @property
+    def left_out(self) -> int:
+        """The number of offsets without a run: the filter leaves out all of their records."""
+        starts = (self.range.start, *(part.until for part in self.joined))
+        parts = zip(starts, self.ends, strict=True)
+        return sum(until - start for start, (until, run_id) in parts if run_id == LEFT_OUT)
 
     @property
     def commits(self) -> int:
@@ -461,6 +485,7 @@ Command = (
     | ReadDirectives
     | ReadRuns
     | ReadBounds
+    | ScanRanges
     | WriteOffsets
     | RecordCommits
     | StoreDeadLetter

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import OffsetWrite, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.model.directives import Directive
-    from dagster_rebalance.core.model.offsets import Bounds, OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import (
+        Bounds,
+        OffsetAndMetadata,
+        OffsetRange,
+        TopicPartition,
+    )
     from dagster_rebalance.core.model.run_snapshot import RunSnapshot
 
 
@@ -208,6 +213,20 @@ class BoundsRead:
 
 
 @dataclass(frozen=True, slots=True)
+class RangesScanned:
+    """Answer to `ScanRanges`, for some of its ranges.
+
+    Attributes:
+        number: The number of the scan.
+        results: Each range, or its first part if time ran out, and whether it has a record that the
+            filter processes. A range that could not be read counts as one that has.
+    """
+
+    number: int
+    results: tuple[tuple[OffsetRange, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetsWritten:
     """Answer to `WriteOffsets`.
 
@@ -256,6 +275,7 @@ Event: TypeAlias = (
     | RunsRead
     | DeadRunEnded
     | BoundsRead
+    | RangesScanned
     | OffsetsWritten
     | CommitsRecorded
     | DeadLetterStored

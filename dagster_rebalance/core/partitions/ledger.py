@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_rebalance.core.model.claims import Claim
+from dagster_rebalance.core.model.claims import LEFT_OUT, Claim
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
 from dagster_rebalance.core.runs.bisection import is_waiting, whole_batch
@@ -219,6 +219,12 @@ class OffsetLedger(NamedTuple):
             range_, batch_id, claimed_at, previous_batch_id=previous_batch_id, is_early=is_early
         )
         return self._replace(entries=(*self.entries, entry))
+
+    def with_left_out(self, until: int) -> OffsetLedger:
+        """Add the range `[claimed_until, until)` as done: the filter leaves out its records."""
+        added = self.with_claim(LEFT_OUT, until)
+        last = added.entries[-1]._replace(progress=Succeeded(LEFT_OUT))
+        return added._replace(entries=(*self.entries, last))
 
     def with_reassigned(
         self, range_: OffsetRange, batch_id: str, claimed_at: float

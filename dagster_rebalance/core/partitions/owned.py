@@ -131,6 +131,27 @@ class OpenTransaction:
     is_hanging: bool = False
 
 
+class FilterScan(NamedTuple):
+    """A scan of the records from the last claim on, see `core.engine.filter_scans`.
+
+    Attributes:
+        number: The number of its command.
+        until: The end of the scanned range.
+        since: When the scan began.
+        has_hit: Whether there is a record that the filter processes; None while the scan runs.
+    """
+
+    number: int
+    until: int
+    since: float
+    has_hit: bool | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the result is unknown."""
+        return self.has_hit is None
+
+
 class OwnedPartition(NamedTuple):
     """One partition in one epoch.
 
@@ -159,6 +180,7 @@ class OwnedPartition(NamedTuple):
         has_foreign_write: Whether a foreign write was found while draining; nothing more is
             committed.
         directive: The pause or stop that applies.
+        scan: The scan of the next range for the filter of the group; None before it.
         previous: The state before the partition is read again; None for the first read, and if the
             committed offset has changed.
     """
@@ -187,6 +209,7 @@ class OwnedPartition(NamedTuple):
     rechecked_runs: frozenset[str] = frozenset()
     has_foreign_write: bool = False
     directive: Directive | None = None
+    scan: FilterScan | None = None
     previous: OwnedPartition | None = None
 
     def changed(self, change: Change) -> OwnedPartition:
@@ -257,6 +280,23 @@ class OwnedPartition(NamedTuple):
         if (bounds, since, seen_since) == (self.bounds, self.backlog_since, self.seen_since):
             return self
         return self._replace(bounds=bounds, backlog_since=since, seen_since=seen_since)
+
+    def left_out(self, until: int) -> OwnedPartition:
+        """Return the partition with the offsets up to `until` as done, without a claim."""
+        if self.ledger is None:
+            raise self._unknown
+        return self.after_claim(self.ledger.with_left_out(until))
+
+    def after_claim(self, ledger: OffsetLedger) -> OwnedPartition:
+        """Return the partition with a ledger that has another range."""
+        is_cut = self.bounds is not None and self.bounds.until > ledger.claimed_until
+        return self._replace(
+            ledger=ledger,
+            backlog_since=None,
+            seen_since=self.seen_since if is_cut else None,
+            has_claimed=True,
+            scan=None,
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -518,11 +558,7 @@ class OwnedPartition(NamedTuple):
         if pending.claim is not None:
             batch_id, until, is_early = pending.claim
             ledger = self.ledger.with_claim(batch_id, until, now, is_early=is_early)
-            is_cut = self.bounds is not None and self.bounds.until > ledger.claimed_until
-            seen_since = self.seen_since if is_cut else None
-            return done._replace(
-                ledger=ledger, backlog_since=None, seen_since=seen_since, has_claimed=True
-            )
+            return done.after_claim(ledger)
         if pending.reassign is not None:
             return done._replace(ledger=self.ledger.with_reassigned(*pending.reassign, now))
         if pending.bisects:

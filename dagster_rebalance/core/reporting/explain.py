@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.model.claims import LEFT_OUT
 from dagster_rebalance.core.model.commands import Cause
 from dagster_rebalance.core.model.directives import resume_command, selector_of
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, names_of
@@ -355,7 +356,13 @@ def _entry(entry: LedgerEntry, view: _Viewpoint, first: LedgerEntry | None = Non
         case DeadLettered():
             return f"{span} is in the dead-letter topic and is committed in order"
         case _:
-            return f"{span} has succeeded and is committed in order"
+            is_left_out = entry.completed_by == LEFT_OUT
+            did = (
+                "has no record that the filter `only` processes,"
+                if is_left_out
+                else "has succeeded"
+            )
+            return f"{span} {did} and is committed in order"
 
 
 def _in_flight(entry: LedgerEntry, progress: InFlight, view: _Viewpoint) -> str:
@@ -389,6 +396,8 @@ def _backlog(owned: OwnedPartition, view: _Viewpoint) -> str:
         )
     if size <= 0:
         return f"idle at the end, offset {owned.ledger.claimed_until}"
+    if owned.scan is not None and owned.scan.is_running:
+        return f"{_waiting(size)}: the filter `only` is applied up to offset {owned.scan.until}"
     since = owned.backlog_since
     age = "" if since is None else f"({view.now - since:.0f} s so far) "
     for_what = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.claims import StoredPartition
+from dagster_rebalance.core.model.claims import LEFT_OUT, StoredPartition
 from dagster_rebalance.core.partitions.recovery import read_stored
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 
@@ -148,6 +148,11 @@ def _uncommitted(facts: OffsetFacts, state: StoredPartition | None, next_offset:
 
 def _commit(commit: CommittedOffset) -> str:
     first, last = commit.numbers
+    if commit.run_id == LEFT_OUT:
+        return (
+            f"committed without a run{_when(commit)}: the filter `only` of the group leaves out "
+            f"all records of {_span(commit.range)}"
+        )
     if commit.is_dead_letter:
         return (
             f"in a dead letter. All attempts on {_span(commit.range)} failed, last run "
@@ -177,6 +182,8 @@ def _when(commit: CommittedOffset) -> str:
 
 
 def _details(facts: OffsetFacts, commit: CommittedOffset) -> Iterator[str]:
+    if commit.run_id == LEFT_OUT:
+        return
     if commit.commits == 1 and not commit.is_dead_letter:
         range_ = commit.range
         yield (
@@ -203,6 +210,8 @@ def _note(note: LastCommit, until: int) -> str:
     span = f"[{note.start}, {until})"
     if note.is_dead_letter:
         return f"in a dead letter of {span}. Dagster has no record of it yet"
+    if note.is_left_out:
+        return f"committed without a run: the filter `only` leaves out all records of {span}"
     return (
         f"committed. Dagster has no record yet of {span}: its last batch is "
         f"{_batch(note.batch_id)}, as Kafka's note of the commit says"

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from dagster_rebalance.core.model.claims import LEFT_OUT
 from dagster_rebalance.core.model.member_events import EventKind, json_value
 from dagster_rebalance.core.partitions.state_machine import Phase
 
@@ -112,6 +113,12 @@ class Metric(enum.Enum):
         "offsets.committed",
         "{offset}",
         "Committed offsets. Topics with transactions or compaction have fewer records.",
+        TOPIC,
+    )
+    OFFSETS_LEFT_OUT = _counter(
+        "offsets.left_out",
+        "{offset}",
+        "Offsets that were committed without a run: the filter `only` leaves out their records.",
         TOPIC,
     )
     COMMITS = _counter("commits", "{commit}", "Commits of ranges.", TOPIC)
@@ -220,6 +227,8 @@ def _committed(fields: _Fields) -> Iterator[Measurement]:
     topic = {TOPIC: fields["topic"]}
     yield Measurement(Metric.OFFSETS_COMMITTED, fields["offsets"], topic)
     yield Measurement(Metric.COMMITS, 1, topic)
+    if fields["attempt_run_id"] == LEFT_OUT:
+        yield Measurement(Metric.OFFSETS_LEFT_OUT, fields["offsets"], topic)
     if fields["claim_to_commit_s"] is not None:
         yield Measurement(Metric.CLAIM_TO_COMMIT, fields["claim_to_commit_s"], topic)
 

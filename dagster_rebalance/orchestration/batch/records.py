@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
+    from dagster_rebalance.core.batches.record_filter import RecordPredicate
     from dagster_rebalance.decoding.batches import OnUndecodable
     from dagster_rebalance.decoding.decoder import Decoder, OpenDecoder
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
@@ -242,6 +243,48 @@ def _letters_of(batch: Any, reasons: Sequence[str | None]) -> list[Letter]:  # n
         )
         for at, micros, row in zip(bad, times, rows.select(names).to_pylist(), strict=True)
     ]
+
+
+class PassedRecords:
+    """The records of a batch that its group processes, and the number of the others.
+
+    A record is counted once, however often it is read.
+
+    Args:
+        only: The filter of the group; None for all records.
+        ranges: The ranges of the batch.
+    """
+
+    def __init__(self, only: RecordPredicate | None, ranges: Iterable[OffsetRange]) -> None:
+        self._only = only
+        self._counted_until: dict[tuple[str, int], dict[OffsetRange, int]] = {}
+        for range_ in ranges:
+            by_range = self._counted_until.setdefault((range_.topic, range_.partition), {})
+            by_range[range_] = range_.start
+        self.left_out = 0
+
+    def of(self, lists: Iterator[list[Message]]) -> Iterator[list[Message]]:
+        """Return the lists with the records that are processed."""
+        if self._only is None:
+            return lists
+        return (self._passing(messages, self._only) for messages in lists)
+
+    def _passing(self, messages: list[Message], only: RecordPredicate) -> list[Message]:
+        passed = []
+        for message in messages:
+            if only.passes(message):
+                passed.append(message)
+            else:
+                self._count(message)
+        return passed
+
+    def _count(self, message: Message) -> None:
+        offset = message.offset() or 0
+        counted = self._counted_until[message.topic() or "", message.partition() or 0]
+        for range_, until in counted.items():
+            if until <= offset < range_.until:
+                counted[range_] = next_offset(offset)
+                self.left_out += 1
 
 
 class GivenMessages:

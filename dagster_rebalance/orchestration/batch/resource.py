@@ -49,6 +49,7 @@ from dagster_rebalance.orchestration.batch.records import (
     DecodedMessage,
     Decoding,
     GivenMessages,
+    PassedRecords,
     decoded_batches,
     decoded_messages,
     decoded_schema,
@@ -59,7 +60,7 @@ from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
     check_no_secrets,
     without_secrets,
 )
-from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource, RecordFilter
 from dagster_rebalance.orchestration.resources.registry import Encoding
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
@@ -161,6 +162,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     _letters: BatchLetters | None = PrivateAttr(default=None)
     _replayed_topic: str = PrivateAttr(default="")
     _replayed: GivenMessages | None = PrivateAttr(default=None)
+    _passed: PassedRecords | None = PrivateAttr(default=None)
+    _begun: "Iterator[list[Message]] | None" = PrivateAttr(default=None)
 
     @classmethod
     def for_testing(
@@ -169,6 +172,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         *,
         messages: Iterable["Message"] | None = None,
         batch_id: str = "test",
+        only: RecordFilter | None = None,
     ) -> "KafkaBatch":
         """Return a batch for tests of an asset, without Kafka and without the start check.
 
@@ -180,6 +184,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 the order of a real batch. Each must be in one of the ranges. Without messages,
                 these methods raise. Letters are not stored, but collected in `letters`.
             batch_id: The id of the batch.
+            only: The filter of the group.
 
         Raises:
             IllegalStateError: A message is in none of the ranges.
@@ -191,19 +196,18 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         class BatchForTesting(collecting_batch(collected)):  # type: ignore[misc] # a class of this call
             """A batch with the messages of a test."""
 
-            def _read(
+            def _read_all(
                 self, wanted: Sequence[OffsetRange], _timeout_s: float
             ) -> Iterator[list["Message"]]:
                 return ([message] for message in given.read(wanted))
 
-            def dataframe(
+            def _frame(
                 self,
                 spark: HasSparkSession,
-                *,
-                ranges: OffsetRange | Iterable[OffsetRange] | None = None,
-                options: Mapping[str, str] | None = None,
+                wanted: Sequence[OffsetRange],
+                options: Mapping[str, str] | None,
             ) -> "DataFrame":
-                return given.dataframe(spark.spark_session, self.chosen(ranges), options)
+                return given.dataframe(spark.spark_session, wanted, options)
 
             @property
             def _letter_topic(self) -> str:
@@ -216,6 +220,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             bootstrap_servers="none",
             group_id="test",
             topics=sorted({range_.topic for range_ in own}),
+            only=only,
         )
         return BatchForTesting(kafka=kafka, batch_id=batch_id, ranges=[*map(format_range, own)])
 
@@ -269,6 +274,29 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The number of records that were set aside so far, also by an earlier attempt."""
         return 0 if self._letters is None else self._letters.count
 
+    @property
+    def left_out_records(self) -> int:
+        """The number of records that `only` has left out so far, without those read in Spark."""
+        return self._passed_records.left_out
+
+    def is_left_out(self) -> bool:
+        """Return whether `only` leaves out all records of the batch.
+
+        The records are read up to the first other one. A streaming run calls no asset for a batch
+        that is left out.
+
+        Raises:
+            BrokerError: See `messages`.
+        """
+        if self.kafka.only is None:
+            return False
+        lists = self._read(self.offset_ranges, DEFAULT_TIMEOUT_S)
+        for first in lists:
+            if first:
+                self._begun = chain([first], lists)
+                return False
+        return True
+
     def dataframe(
         self,
         spark: HasSparkSession,
@@ -292,10 +320,22 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 unencrypted, or an option would change which offsets are read.
             IllegalStateError: A range is not one of the batch.
         """
+        from dagster_rebalance.spark.ranges import filtered_read
+
+        self._begun = None
+        wanted, only = self.chosen(ranges), self.kafka.predicate()
+        return filtered_read(partial(self._frame, spark, wanted), options, only)
+
+    def _frame(
+        self,
+        spark: HasSparkSession,
+        wanted: Sequence[OffsetRange],
+        options: Mapping[str, str] | None,
+    ) -> "DataFrame":
+        """Return all records of some ranges."""
         from dagster_rebalance.spark.ranges import joined_reads, read_ranges
         from dagster_rebalance.spark.spark_jobs import tag_batch
 
-        wanted = self.chosen(ranges)
         session = spark.spark_session
         tag_batch(session, self.batch_id)
         replayed = [range_ for range_ in wanted if self._is_replayed(range_)]
@@ -403,6 +443,23 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         return chain.from_iterable(self._read(self.chosen(ranges), timeout_s))
 
     def _read(self, wanted: Sequence[OffsetRange], timeout_s: float) -> Iterator[list["Message"]]:
+        begun, self._begun = self._begun, None
+        if begun is not None and (tuple(wanted), timeout_s) == (
+            self.offset_ranges,
+            DEFAULT_TIMEOUT_S,
+        ):
+            return begun  # by is_left_out
+        return self._passed_records.of(self._read_all(wanted, timeout_s))
+
+    @property
+    def _passed_records(self) -> PassedRecords:
+        if self._passed is None:
+            self._passed = PassedRecords(self.kafka.predicate(), self.offset_ranges)
+        return self._passed
+
+    def _read_all(
+        self, wanted: Sequence[OffsetRange], timeout_s: float
+    ) -> Iterator[list["Message"]]:
         lists: Iterator[list[Message]] = iter(())
         if self._replayed is not None:
             given = [range_ for range_ in wanted if self._is_replayed(range_)]
@@ -426,7 +483,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _read_again(self, ranges: Sequence[OffsetRange]) -> Iterator["Message"]:
         if self._replayed is not None:
             ranges = [own for own in self.offset_ranges if any(map(own.overlaps, ranges))]
-        return chain.from_iterable(self._read(ranges, DEFAULT_TIMEOUT_S))
+        return chain.from_iterable(self._read_all(ranges, DEFAULT_TIMEOUT_S))
 
     @property
     def letters(self) -> tuple[Letter, ...]:
@@ -714,6 +771,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             self.offset_ranges,
             isolation_level(settings),
             takes_letters=takes_letters,
+            only=self.kafka.predicate(),
         ).extras
         check_no_secrets(more or {}, {**self.kafka.client_config, **settings}, taken=sent)
         if self._interruptions is not None:
@@ -737,6 +795,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         }
         if self.set_aside_records:
             shown["set_aside"] = self.set_aside_records
+        if self.left_out_records:
+            shown["left_out"] = self.left_out_records
         return shown if row_count is None else {**shown, "dagster/row_count": row_count}
 
     @contextmanager

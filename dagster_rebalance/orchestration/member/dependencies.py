@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.member_events import MemberEvent
     from dagster_rebalance.core.reporting.lag import LagLimit
     from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
+    from dagster_rebalance.orchestration.member.filter_scanner import FilterScanner
     from dagster_rebalance.orchestration.ports import (
         CataloguePort,
         DeadLettersPort,
@@ -62,6 +63,8 @@ class MemberDependencies:
         new_letters: Reads the dead-letter topic; None without one.
         lag_limit: The limit of the check `lag_within`.
         wall_clock: Seconds since 1970, comparable with the timestamps of records.
+        scanner: Applies the filter of the group before ranges are claimed; None without a filter,
+            and in streaming runs.
         meter: Measures member events; None without OpenTelemetry.
         dead_letter_topic: The topic for set-aside records, which must exist.
     """
@@ -82,3 +85,4 @@ class MemberDependencies:
     log: MemberLog = field(default_factory=MemberLog)
     meter: MeterPort | None = None
     dead_letter_topic: str | None = None
+    scanner: FilterScanner | None = None

@@ -239,6 +239,7 @@ class MemberLoop:
 
     def _turn(self) -> None:
         letters, work = self.dependencies.dead_letters, self.dependencies.work
+        scanner = self.dependencies.scanner
         self._answers_left, self._bounds_left = _ANSWERS_PER_TURN, _BOUNDS_PER_TURN
         polled = self._poll(_POLL_S if self._engine.partitions.has(Role.BUSY) else _IDLE_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
@@ -262,6 +263,7 @@ class MemberLoop:
         arrived = (
             *(work.results() if work is not None else ()),
             *(islice(letters.answers(), LETTERS_PER_TURN) if letters else ()),
+            *(scanner.answers() if scanner is not None else ()),
             *mail,
             *self._storage_answers(),
         )
@@ -360,8 +362,9 @@ class MemberLoop:
             logger.warning("%s failed and is retried", what, exc_info=True)
         return None
 
-    def _answer(self, command: commands.Command) -> events.Event | None:  # noqa: C901, PLR0912 - one case for each command
+    def _answer(self, command: commands.Command) -> events.Event | None:  # noqa: C901, PLR0912, PLR0915 - one case for each command
         runs, work = self.dependencies.runs, self.dependencies.work
+        scanner = self.dependencies.scanner
         match command:
             case commands.ReadStoredOffsets(epochs):
                 self._ask(
@@ -394,6 +397,9 @@ class MemberLoop:
                 bounds = self._bounds.read_beyond(partitions)
                 refused = frozenset(p for p in self._bounds.refused if p in partitions)
                 return events.BoundsRead(bounds, refused)
+            case commands.ScanRanges():
+                if scanner is not None:
+                    scanner.begin(command, self.dependencies.start, self._consumer.wakeup)
             case commands.WriteOffsets(writes):
                 return self._written(writes)
             case commands.RecordCommits(commits):

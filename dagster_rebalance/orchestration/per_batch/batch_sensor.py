@@ -32,6 +32,7 @@ from dagster_rebalance.orchestration.builders import (
     takes,
 )
 from dagster_rebalance.orchestration.member.dependencies import MemberDependencies, MemberLog
+from dagster_rebalance.orchestration.member.filter_scanner import FilterScanner
 from dagster_rebalance.orchestration.member.opentelemetry import meter_of
 from dagster_rebalance.orchestration.per_batch.hosted_members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
@@ -212,7 +213,7 @@ def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
                 own_job=own_job,
                 stop_work=stop_work,
             )
-            producer = kafka.dead_letters()
+            producer, only = kafka.dead_letters(), kafka.predicate()
             record_letters = (
                 stack.enter_context(RecordLetters(kafka)) if kafka.on_failure == "bisect" else None
             )
@@ -229,6 +230,9 @@ def _host(tick: SensorTick, job: str, lag_limit: LagLimit) -> HostedMember:
                     instance, GroupAssets.of(kafka.group_id), host, public_settings(kafka)
                 ),
                 dead_letter_topic=kafka.dead_letter_topic,
+                scanner=None
+                if only is None
+                else stack.enter_context(closing(FilterScanner(only, kafka.reader()))),
                 new_letters=stack.enter_context(NewLetters(kafka))
                 if kafka.dead_letter_topic
                 else None,

@@ -23,6 +23,7 @@ from dagster_rebalance.core.batches.engine_settings import (
     LossPolicy,
 )
 from dagster_rebalance.core.batches.planning import BatchLimits, runs_at_once, wait_limits
+from dagster_rebalance.core.batches.record_filter import RecordPredicate
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.letters import LetterLimit
 from dagster_rebalance.core.model.offsets import is_topic_name
@@ -97,6 +98,46 @@ _NO_ENGINE_SETTINGS = {*_CLIENT_FIELDS.values(), "client_config", "branch_group_
 }
 _IntEnvVar = type(dg.EnvVar.int("Dagster exports no name for it"))
 _ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
+
+
+class RecordFilter(dg.Config):
+    """Conditions that a record must all fulfil to be processed. At least one is needed.
+
+    Example:
+        ```python
+        only = RecordFilter(header_in={"kind": ["order", "refund"]}, tombstones=False)
+        ```
+    """
+
+    header_equals: dict[str, str] = Field(
+        default_factory=dict,
+        description="Values by the name of a header. One of the headers with this name must have "
+        "the value, in UTF-8. A header without a value equals no text.",
+    )
+    header_in: dict[str, list[str]] = Field(
+        default_factory=dict,
+        description="Lists of values by the name of a header, which must have one of them.",
+    )
+    key_prefix: str | None = Field(
+        default=None,
+        description="The text with which the key begins, in UTF-8. Leaves out records without a "
+        "key.",
+    )
+    tombstones: bool | None = Field(
+        default=None,
+        description="true: only records whose value is null. false: none of them.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, values: object) -> object:
+        if isinstance(values, Mapping):
+            RecordPredicate.of(values)
+        return values
+
+    def predicate(self) -> RecordPredicate:
+        """Return the filter as a predicate."""
+        return RecordPredicate.of(dict(self))
 
 
 class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -249,6 +290,10 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None,
         description="The dead letters of a partition within an hour beyond which it stops, such "
         "as `100`, or `1%` of its records. Not with on_failure=dead_letter.",
+    )
+    only: RecordFilter | None = Field(
+        default=None,
+        description="The records to process: a `RecordFilter`. Default: all.",
     )
     record_every_s: float | None = Field(
         default=None,
@@ -489,6 +534,10 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         return None if self.max_dead_letters is None else LetterLimit.parse(self.max_dead_letters)
 
+    def predicate(self) -> RecordPredicate | None:
+        """Return which records are processed; None for all."""
+        return None if self.only is None else self.only.predicate()
+
     @property
     def _topic_of_failed_ranges(self) -> str | None:
         return None if self.on_failure == "pause" else self.dead_letter_topic
@@ -536,6 +585,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             on_leave=LeavePolicy(self.on_leave),
             on_lost=LossPolicy(self.on_lost),
             claims_ahead=self.claim_ahead,
+            has_filter=self.only is not None,
             max_attempts=self.max_attempts,
             backoff=RetryBackoff(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
             dead_letter_topic=self._topic_of_failed_ranges,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from dagster_rebalance.core.model.claims import LEFT_OUT
 from dagster_rebalance.core.model.commands import recorded_commits
 from dagster_rebalance.core.model.commit_parts import CommitPart, unpacked
 from dagster_rebalance.core.model.events import LastRecorded
@@ -55,7 +56,9 @@ def materialisation(
         "until": commit.range.until,
         "offsets": len(commit.range),
         "lag": commit.lag,
-        "run": dg.MetadataValue.dagster_run(commit.run_id),
+        "run": commit.run_id
+        if commit.run_id == LEFT_OUT
+        else dg.MetadataValue.dagster_run(commit.run_id),
         "batch": commit.batch_id,
         "member": member,
     }
@@ -72,6 +75,10 @@ def materialisation(
         metadata["commits"] = commit.commits
         metadata["joined"] = dg.MetadataValue.json(_packed(commit, committed_at))
         description = f"{description} in {commit.commits} commits"
+    if commit.left_out:
+        metadata["left_out_offsets"] = commit.left_out
+        if commit.left_out == len(commit.range):
+            description = f"{description}: the filter `only` leaves out all of its records"
     if commit.is_dead_letter:
         metadata["dead_letter"] = True
         description = (

@@ -116,7 +116,7 @@ class JoinedResults:
     def __init__(self, first: Result) -> None:
         self._newest = first
         self._batches = 0
-        self._set_aside = 0
+        self._set_aside = self._left_out = 0
         self._sums: dict[str, Number] = {}
         self.ranges = JoinedRanges()
         self.add(first)
@@ -126,6 +126,7 @@ class JoinedResults:
         self._newest = result
         self._batches += 1
         self._set_aside += result.batch.set_aside_records
+        self._left_out += result.batch.left_out_records
         self.ranges.add(result.batch.offset_ranges, number_of(result.batch.batch_id))
         for name, value in result.sums.items():
             self._sums[name] = self._sums.get(name, 0) + value
@@ -145,6 +146,8 @@ class JoinedResults:
         }
         if self._set_aside:
             own["set_aside"] = self._set_aside
+        if self._left_out:
+            own["left_out"] = self._left_out
         return dg.AssetMaterialization(
             newest.spec.key,
             metadata={**own, **newest.metadata, **self._sums},

@@ -105,10 +105,12 @@ class Progress:
     since: float
     batches: int = 0
     offsets: int = 0
+    left_out: int = 0
 
     def __str__(self) -> str:
         took_s = max(time.monotonic() - self.since, 1e-3)
-        return f"{self.batches} batches, {self.offsets / took_s:,.0f} records/s"
+        text = f"{self.batches} batches, {self.offsets / took_s:,.0f} records/s"
+        return f"{text}, {self.left_out:,} left out by `only`" if self.left_out else text
 
 
 @contextmanager
@@ -303,6 +305,7 @@ class StreamRun:
         else:
             progress.batches += 1
             progress.offsets += given.records
+            progress.left_out += given.left_out_records
             self._reports.succeed(self._work.held)
         finally:
             self._is_in_body = False
@@ -331,7 +334,7 @@ class StreamRun:
         self._reports.begin()
         try:
             with signals.exit_forks_of(self._pid):  # before a child could report anything
-                for call in self._calls:
+                for call in () if batch.is_left_out() else self._calls:
                     self._call_asset(call, batch)
             self._reports.show_first()
         except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from dagster_rebalance.core.batches.pipes_payload import (
     position_messages,
     sent_positions,
 )
+from dagster_rebalance.core.batches.record_filter import RecordPredicate
 from dagster_rebalance.core.model.errors import ConfigurationError, IllegalStateError
 from tests.core.world import span
 
@@ -32,6 +34,13 @@ def test_batch_survives_extras_and_json() -> None:
     assert BATCH.records == 11
 
 
+def test_filter_survives_extras_in_a_form_that_earlier_versions_refuse() -> None:
+    batch = replace(BATCH, only=RecordPredicate({"kind": "order"}, tombstones=False))
+    sent = json.loads(json.dumps(batch.extras))
+    assert SentBatch.from_extras(sent) == batch
+    assert (sent[EXTRAS_KEY]["form"], BATCH.extras[EXTRAS_KEY]["form"]) == (2, 1)
+
+
 @pytest.mark.parametrize(("batch_id", "is_rerun"), [("b-1", False), ("r.x7.12", True)])
 def test_batch_id_distinguishes_reruns(batch_id: str, is_rerun: bool) -> None:  # noqa: FBT001 - a table
     assert SentBatch(batch_id, "etl", BATCH.offset_ranges).is_rerun is is_rerun
@@ -43,7 +52,7 @@ def test_extras_without_batch_name_remedy(extras: dict[str, Any]) -> None:
         SentBatch.from_extras(extras)
 
 
-@pytest.mark.parametrize("form", [None, 2])
+@pytest.mark.parametrize("form", [None, 3])
 def test_extras_of_another_version_are_refused(form: int | None) -> None:
     with pytest.raises(ConfigurationError, match="the same version of dagster-rebalance"):
         SentBatch.from_extras(damaged(form=form))

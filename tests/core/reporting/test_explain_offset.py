@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.model.claims import Claim, LastCommit, StoredPartition, encode
+from dagster_rebalance.core.model.claims import LEFT_OUT, Claim, LastCommit, StoredPartition, encode
 from dagster_rebalance.core.model.offsets import ANY_BOUNDS, Bounds, OffsetAndMetadata
 from dagster_rebalance.core.reporting.explain_offset import (
     CommittedOffset,
@@ -21,6 +21,7 @@ AT = 1_790_000_000.0
 STORED = encode(StoredPartition(500, (Claim(600, "s.run-2.9.2"), Claim(700, "b-7"))))
 NOTED = encode(StoredPartition(500, (), LastCommit(450, "s.run-2.8.1", "run-2")))
 LETTER = encode(StoredPartition(500, (), LastCommit(450, "b-1", "run-2", is_dead_letter=True)))
+FILTERED = encode(StoredPartition(500, (), LastCommit(450, LEFT_OUT, LEFT_OUT)))
 EARLIER = (
     LastCommit(300, "b-4", "run-0", is_dead_letter=True),
     LastCommit(400, "s.run-1.5.1", "run-1"),
@@ -103,6 +104,19 @@ MOVE = MovedOffset(120, 130, AT, "ada")
         (
             replace(FACTS, committed=replace(COMMIT, is_dead_letter=True), outputs=()),
             ["in a dead letter. All attempts on [120, 140) failed, last run run-1 at 2026-09-21"],
+        ),
+        (
+            replace(FACTS, committed=replace(COMMIT, run_id=LEFT_OUT, numbers=(0, 0)), outputs=()),
+            [
+                (
+                    "committed without a run at 2026-09-21 14:13:20 UTC: the filter `only` of the "
+                    "group leaves out all records of [120, 140)"
+                )
+            ],
+        ),
+        (
+            replace(GAP, offset=460, stored=FILTERED),
+            ["committed without a run: the filter `only` leaves out all records of [450, 500)"],
         ),
         (
             replace(GAP, offset=550),
