@@ -31,7 +31,10 @@ application.
 # 2. Bounds are final. A claim never grows, shrinks or disappears; only a commit removes it, from
 #    the front. Every attempt of a batch reads the same offsets, so output that is keyed by the
 #    range is replaced, not duplicated. A claim is also never withdrawn after a failed write: it
-#    names bounds and an id, and does not say that a run is at work.
+#    names bounds and an id, and does not say that a run is at work. One exception: if the attempts
+#    on the first claim have failed because of its records, it is halved, see `core.runs.bisection`.
+#    The parts cover the same offsets, and their batch ids name the range that was halved, so a run
+#    on a part knows which larger ranges a failed attempt may have written.
 # 3. Commits are in order. The offset moves to the end of the first claim once a run has succeeded
 #    on all of it, in one write with the remaining claims and `last_commit`.
 # 4. Every write is conditional. The member compares the stored value with the one that it expects

@@ -376,6 +376,18 @@ def test_search_is_explained_and_noted() -> None:
     assert "orders-0: bisecting [0, 64), attempt on [0, 32)" in notes
 
 
+def test_halving_that_waits_for_kafka_is_explained() -> None:
+    group = PerBatch(64)
+    group.step({40})
+    group.member.unanswered.add(commands.WriteOffsets)
+    group.step({40})
+    text = explain_partition(group.member.engine.partitions[tp(0)], group.world.now)
+    assert "2 runs failed on [0, 64); the halving of the first claim has waited" in text
+    group.member.unanswered.clear()
+    play(group, {40}, until=64)
+    assert letters(group) == {40}
+
+
 @FORMS
 def test_letter_that_cannot_be_stored_stops_the_partition_until_it_can(form: type[Group]) -> None:
     group = form(1)
