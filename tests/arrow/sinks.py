@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("TOKIO_WORKER_THREADS", "8")
 
 
+POSTGRES_TABLE = (
+    'CREATE SCHEMA shop; CREATE TABLE shop.orders (topic text, partition int, "offset" bigint, '
+    "value text, range_start bigint, range_until bigint); "
+    'CREATE INDEX ON shop.orders (topic, partition, "offset")'
+)
+
+
 def _write_parquet(records: Any, place: str, _ranges: Sequence[OffsetRange]) -> None:  # noqa: ANN401
     write_parquet_by_range(records, place)
 
@@ -91,11 +98,7 @@ def place_of(kind: str, folder: Path, postgres: Callable[[], Postgres]) -> str:
     server.create_database(name)
     url = f"postgresql://dagster@127.0.0.1:{server.port}/{name}"
     with psycopg.connect(url) as database:
-        database.execute(
-            'CREATE SCHEMA shop; CREATE TABLE shop.orders (topic text, partition int, "offset" '
-            "bigint, value text, range_start bigint, range_until bigint); "
-            'CREATE INDEX ON shop.orders (topic, partition, "offset")'
-        )
+        database.execute(POSTGRES_TABLE)
     return url
 
 
