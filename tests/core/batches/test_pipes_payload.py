@@ -34,6 +34,12 @@ def test_batch_survives_extras_and_json() -> None:
     assert BATCH.records == 11
 
 
+def test_batch_of_a_bisection_names_the_ranges_that_failed() -> None:
+    assert BATCH.failed_ranges == ()
+    part = replace(BATCH, batch_id="b-1.t0-a", offset_ranges=(span(0, 0, 5),))
+    assert part.failed_ranges == (span(0, 0, 10),)
+
+
 def test_filter_survives_extras_in_a_form_that_earlier_versions_refuse() -> None:
     batch = replace(BATCH, only=RecordPredicate({"kind": "order"}, tombstones=False))
     sent = json.loads(json.dumps(batch.extras))

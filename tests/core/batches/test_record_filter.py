@@ -101,6 +101,7 @@ def test_filter_is_shown_in_words() -> None:
         "'o-' and the value is not null"
     )
     assert str(RecordPredicate(tombstones=True)) == "the value is null"
+    assert str(RecordPredicate(key_prefix="o-")) == "the key begins with 'o-'"
 
 
 @pytest.mark.parametrize(

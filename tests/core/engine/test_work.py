@@ -372,6 +372,8 @@ def test_partition_without_a_known_offset_cannot_be_claimed() -> None:
         OwnedPartition(tp(0), 1).claim_write("b", 10, now=0.0)
     with pytest.raises(IllegalStateError, match=why):
         OwnedPartition(tp(0), 1).reassign_write(span(0, 0, 10), "b", now=0.0)
+    with pytest.raises(IllegalStateError, match=why):
+        OwnedPartition(tp(0), 1).bisect_write(now=0.0)
 
 
 def test_lag_of_a_partition_without_a_known_offset_is_zero() -> None:

@@ -493,6 +493,13 @@ def test_summary_names_the_reason_of_a_leave() -> None:
     assert ", leaving, 1 owned" in headline(member.engine)
 
 
+def test_retry_of_a_stopped_bisection_names_only_the_next_attempt() -> None:
+    partition = owned(4, ("b.n0-9", 4, Exhausted((RUN,))), ("b.s0-9", 9, ToRequest()))
+    said = explain_partition(stopped(partition), 10.0)
+    assert "[0, 4)" in said
+    assert "[4, 9)" not in said
+
+
 def test_explain_partition_without_a_member() -> None:
     exhausted = stopped(due(35.0, Exhausted((RUN,))))
     said = explain_partition(exhausted, 10.0, has_members=False)
