@@ -11,10 +11,14 @@ successful attempt stays open, and the next call reads only newer commits.
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from dagster_rebalance.arrow.range_records import RangeRecords
-from dagster_rebalance.arrow.records import library
+from dagster_rebalance.arrow.records import library, refuse_types
+from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.outputs.layout import local_folder
 from dagster_rebalance.outputs.rows import until_no_conflict
 from dagster_rebalance.outputs.scratch import SHOWN_ROWS, current_scratch
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
 
 _FORM = "Delta Lake"
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _MOST_OPEN = 8
 _open: dict[Path | None, tuple[Any, tuple[int, ...] | None]] = {}
 """Open tables on mounted file systems, each with the file of its last commit. A call removes its
@@ -34,7 +39,7 @@ table, so no two threads share one."""
 
 def write_delta(
     records: Any,
-    table: str,
+    table: str | os.PathLike[str],
     ranges: Sequence[OffsetRange],
     *,
     merge_schema: bool = False,
@@ -78,7 +83,10 @@ def write_delta(
     """
     deltalake = library("deltalake", "delta")
     errors = library("deltalake.exceptions", "delta")
-    options = dict(storage_options or {})
+    table, options = os.fspath(table), dict(storage_options or {})
+    if _ESCAPE.search(table) and not urlsplit(table).scheme:
+        msg = f"delta-rs cannot open {table!r}: give a path without % and two hex digits."
+        raise ConfigurationError(msg)
     folder = None if options else local_folder(table)
 
     with RangeRecords.of(records, table, ranges) as given:
@@ -93,21 +101,37 @@ def write_delta(
         def write() -> None:
             opened = _reopened(folder) or _opened(deltalake, place, columns, options)
             stored = library("pyarrow", "delta").schema(opened.schema())
-            schema = given.fitted(stored, table, merges=merge_schema)
-            with given.reader(schema) as reader:
-                deltalake.write_deltalake(
-                    opened,
-                    reader,
-                    mode="overwrite",
-                    predicate=given.rows.condition('"', ""),
-                    schema_mode="merge" if merge_schema else None,
-                )
+            schema = given.fitted(stored, table, _FORM, merges=merge_schema)
+            version = opened.version()
+            try:
+                with given.reader(schema) as reader:
+                    deltalake.write_deltalake(
+                        opened,
+                        reader,
+                        mode="overwrite",
+                        predicate=given.rows.condition('"', ""),
+                        schema_mode="merge" if merge_schema else None,
+                    )
+            except errors.CommitFailedError as error:
+                opened.update_incremental()
+                if opened.version() == version:  # no other writer has committed
+                    raise _refused(table, error) from error
+                raise
             _keep_open(folder, opened)
 
         until_no_conflict(table, write, lambda error: isinstance(error, errors.CommitFailedError))
         if scratch is not None:
             made = deltalake.DeltaTable(place).to_pyarrow_table()
             scratch.add(_FORM, table, made.num_rows, made.slice(0, SHOWN_ROWS).to_pylist(), place)
+
+
+def _refused(table: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"delta-rs cannot commit to {table}: {error}. If it lacks a feature of the table, such as "
+        "DEFAULT columns, row tracking, clustering or in-commit timestamps, write with Spark "
+        "(dagster_rebalance.spark.output.write_delta), or drop the feature. A table with "
+        "delta.appendOnly cannot be written by range. Nothing was written."
+    )
 
 
 def _reopened(folder: Path | None) -> Any:
@@ -141,6 +165,7 @@ def _commit(folder: Path | None, opened: Any) -> tuple[int, ...] | None:
 def _opened(deltalake: Any, table: str, schema: Any, options: dict[str, str]) -> Any:
     """Open the newest version of a table, which is created if it does not exist."""
     if not deltalake.DeltaTable.is_deltatable(table, options):
+        refuse_types(library("pyarrow", "delta").schema(schema), _FORM)
         deltalake.DeltaTable.create(
             table,
             schema,

@@ -9,10 +9,11 @@ isolation level `serializable` does this, so a table with another one is refused
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.arrow.range_records import RangeRecords
-from dagster_rebalance.arrow.records import library, plain
+from dagster_rebalance.arrow.records import library, plain, refuse_types
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.outputs.layout import local_folder
 from dagster_rebalance.outputs.rows import COLUMNS, until_no_conflict
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.outputs.rows import Rows
 
 _FORM = "Iceberg"
+_FURTHER_TYPES = ("halffloat", "time64[us]", "fixed_size_binary", "extension<arrow.uuid>")
 _CHUNK_BYTES = 64 << 20
 """The size of the records of one data file per partition."""
 _ISOLATION = "write.delete.isolation-level"
@@ -93,7 +95,7 @@ def write_iceberg(
             catalog = _scratch_catalog(catalog, table, scratch.place_of(_FORM, table), given)
         until_no_conflict(
             table,
-            lambda: _replace(catalog, table, given, merge_schema=merge_schema),
+            lambda: _write(catalog, table, given, merge_schema=merge_schema),
             lambda error: isinstance(error, conflicts),
         )
     if scratch is not None:
@@ -109,6 +111,7 @@ def _scratch_catalog(catalog: Any, name: str, folder: str, given: RangeRecords) 
     try:
         table = catalog.load_table(name)
     except errors.NoSuchTableError:
+        refuse_types(given.schema, _FORM, _FURTHER_TYPES)
         columns, properties = given.schema, {}
     else:
         columns, properties = table.schema().as_arrow(), table.properties
@@ -130,7 +133,31 @@ def _scratch_catalog(catalog: Any, name: str, folder: str, given: RangeRecords) 
     return own
 
 
-def _replace(catalog: Any, name: str, given: RangeRecords, *, merge_schema: bool) -> None:
+def _write(catalog: Any, name: str, given: RangeRecords, *, merge_schema: bool) -> None:
+    """Replace the rows of ranges; explain what pyiceberg cannot write."""
+    errors = library("pyiceberg.exceptions", "iceberg")
+    try:
+        try:
+            _replace(catalog, name, given, merge_schema=merge_schema)
+        except OverflowError:  # a time that Python's datetime does not have
+            _replace(catalog, name, given, merge_schema=merge_schema, has_time_bounds=False)
+    except (NotImplementedError, ValueError, errors.NotInstalledError) as error:
+        msg = (
+            f"pyiceberg cannot write to the table {name}: {error}. Change this property of the "
+            "table, or write with Spark (dagster_rebalance.spark.output.write_iceberg). Nothing "
+            "was written."
+        )
+        raise ConfigurationError(msg) from error
+
+
+def _replace(
+    catalog: Any,
+    name: str,
+    given: RangeRecords,
+    *,
+    merge_schema: bool,
+    has_time_bounds: bool = True,
+) -> None:
     pa = library("pyarrow", "iceberg")
     table = _loaded(catalog, name, given.schema)
     isolation = table.properties.get(_ISOLATION, _SERIALIZABLE)
@@ -140,18 +167,38 @@ def _replace(catalog: Any, name: str, given: RangeRecords, *, merge_schema: bool
             f"could double it: set it to {_SERIALIZABLE}, or remove it. Nothing was written."
         )
         raise ConfigurationError(msg)
-    stored = pa.schema([(field.name, plain(field.type)) for field in table.schema().as_arrow()])
-    schema = given.fitted(stored, name, merges=merge_schema)
+    stored = pa.schema(
+        [(one.name, plain(one.type), one.nullable) for one in table.schema().as_arrow()]
+    )
+    schema = given.fitted(stored, name, _FORM, merges=merge_schema, further=_FURTHER_TYPES)
     with given.reader(schema) as reader, table.transaction() as transaction:
-        if merge_schema and not set(schema.names) <= set(stored.names):
+        if merge_schema and any(one not in stored for one in schema):
             with transaction.update_schema() as update:
                 update.union_by_name(schema)
         # A range that is written for the first time has no rows. Not catch_warnings, which threads
         # share.
         warnings.filterwarnings("ignore", "Delete operation did not match any records")
-        transaction.delete(_condition(given.rows))
-        for chunk in _chunks(reader):
-            transaction.append(chunk)
+        with nullcontext() if has_time_bounds else _without_time_bounds(transaction):
+            transaction.delete(_condition(given.rows))
+            for chunk in _chunks(reader):
+                transaction.append(chunk)
+
+
+@contextmanager
+def _without_time_bounds(transaction: Any) -> Iterator[None]:
+    """Let pyiceberg keep no smallest and largest times of the files that it writes."""
+    types = library("pyiceberg.types", "iceberg")
+    times = (types.DateType, types.TimestampType, types.TimestamptzType)
+    schema, before = transaction.table_metadata.schema(), transaction.table_metadata.properties
+    modes = {
+        f"write.metadata.metrics.column.{name}": "counts"
+        for name in schema.column_names
+        if isinstance(schema.find_field(name).field_type, times)
+    }
+    transaction.set_properties(modes)
+    yield
+    transaction.remove_properties(*modes)
+    transaction.set_properties({name: before[name] for name in modes if name in before})
 
 
 def _loaded(catalog: Any, name: str, schema: Any) -> Any:
@@ -160,7 +207,7 @@ def _loaded(catalog: Any, name: str, schema: Any) -> Any:
     try:
         return catalog.load_table(name)
     except errors.NoSuchTableError:
-        pass
+        refuse_types(schema, _FORM, _FURTHER_TYPES)
     try:
         with (
             catalog.create_table_transaction(name, schema) as transaction,

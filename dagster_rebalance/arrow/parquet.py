@@ -6,6 +6,7 @@ their range as they are read. At most `BUFFER_BYTES` of them wait in memory for 
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 import uuid
@@ -14,10 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from dagster_rebalance.arrow.records import by_range, cast, library, opened, plain, shape, shapes
+from dagster_rebalance.arrow.records import (
+    by_range,
+    cast,
+    check_key_types,
+    library,
+    opened,
+    plain,
+    refuse_types,
+    shape,
+    shapes,
+)
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.outputs import columns
 from dagster_rebalance.outputs.layout import (
+    COLUMNS,
     STORES,
     RangeKey,
     check_columns,
@@ -46,12 +58,13 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 64 << 20
 _FORM = "Parquet"
+_FURTHER_TYPES = ("uint8", "uint16", "uint32", "uint64", "fixed_size_binary")
 _INT96 = "INT96"
-_known: dict[str, Any] = {}
-"""Schemas of outputs in object stores, of which a listing takes requests."""
+_known: dict[str, tuple[Any, tuple[Any, bool]]] = {}
+"""A file of each output in an object store and its schema, because a listing takes requests."""
 
 
-def write_parquet_by_range(records: Any, path: str) -> int:
+def write_parquet_by_range(records: Any, path: str | os.PathLike[str]) -> int:
     """Write records to Parquet, one file per range, replacing ranges that were written before.
 
     Files, guarantees and rules are those of `dagster_rebalance.spark.output.write_parquet_by_range`
@@ -87,18 +100,22 @@ def write_parquet_by_range(records: Any, path: str) -> int:
         BrokerError: Kafka no longer has all of the offsets.
     """
     library("pyarrow.parquet", "arrow")
+    path = os.fspath(path)
     parent, name = parent_and_name(path)
     output = _Output(parent, name)
     reader = opened(records)
     check_columns(reader.schema.names)
     columns.refuse_ambiguous_names(tuple((one.name, shape(one.type)) for one in reader.schema))
+    check_key_types(reader.schema, COLUMNS)
     started_at = time.time()
     stored = output.stored()
     scratch = current_scratch()
     if scratch is not None:
         output = _Output(*parent_and_name(scratch.place_of(_FORM, path)))
     schema, has_int96 = stored or (reader.schema, False)
-    if stored is not None:
+    if stored is None:
+        refuse_types(schema, _FORM, _FURTHER_TYPES)
+    else:
         columns.refuse_misfits(shapes(reader.schema), shapes(schema), path)
     files = _StagedFiles(output, schema, has_int96=has_int96)
     try:
@@ -147,12 +164,17 @@ class _Output:
 
     def stored(self) -> tuple[Any, bool] | None:
         """Return the schema of one file, and whether it has timestamps of Spark's old type."""
-        if self.path not in _known or self.store is None:
-            found = next(self._schemas(), None)
-            if found is None or self.store is None:
-                return found and found[1:]
-            _known[self.path] = found[1:]
-        return _known[self.path]  # type: ignore[no-any-return]
+        if self.store is not None and self.path in _known:
+            known, schema = _known[self.path]
+            # The file is gone if the output was removed, and another one if it was begun anew.
+            if self.store.get_file_info(known.path) == known:
+                return schema
+        found = next(self._schemas(), None)
+        if found is None:
+            return None
+        if self.store is not None:
+            _known[self.path] = self.store.get_file_info(found[0]), found[1:]
+        return found[1:]
 
     def _schemas(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield each file with its schema, and whether it has timestamps of Spark's old type."""

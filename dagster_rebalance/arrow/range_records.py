@@ -9,14 +9,22 @@ from itertools import chain
 from tempfile import SpooledTemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.arrow.records import cast, opened, shape, shapes
+from dagster_rebalance.arrow.records import (
+    cast,
+    check_key_types,
+    merged,
+    opened,
+    refuse_types,
+    shape,
+    shapes,
+)
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.outputs.columns import differences, refuse_ambiguous_names
-from dagster_rebalance.outputs.rows import Rows, check_columns, rows_without_ranges
+from dagster_rebalance.outputs.rows import COLUMNS, Rows, check_columns, rows_without_ranges
 from dagster_rebalance.outputs.scratch import SHOWN_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.model.offsets import OffsetRange
 
@@ -55,6 +63,7 @@ class RangeRecords:
         reader = opened(records)
         check_columns(reader.schema.names)
         refuse_ambiguous_names(tuple((one.name, shape(one.type)) for one in reader.schema))
+        check_key_types(reader.schema, COLUMNS)
         if not ranges:
             if any(batch.num_rows for batch in reader):
                 raise rows_without_ranges(table)
@@ -64,29 +73,46 @@ class RangeRecords:
         with SpooledTemporaryFile(max_size=1) as spilled:  # a file once something is written
             yield cls(rows, reader.schema, _keep(reader, rows, spilled), spilled)
 
-    def fitted(self, stored: Any, table: str, *, merges: bool) -> Any:
+    def fitted(
+        self,
+        stored: Any,
+        table: str,
+        output: str,
+        *,
+        merges: bool,
+        further: Collection[str] = (),
+    ) -> Any:
         """Return the schema of records for a table: types of the table, then new columns.
 
-        With `merges`, the records may have other columns than the table.
+        With `merges`, the records may have other columns and other fields of structs than the
+        table. `further` has types that the format can store besides those of `refuse_types`.
 
         Raises:
             IllegalStateError: A column or its type does not fit the table.
         """
-        now, then = shapes(self.schema), shapes(stored)
-        if merges:
-            then = {name: type_ for name, type_ in then.items() if name in now}
-            now = {name: type_ for name, type_ in now.items() if name in then}
-        if found := list(differences(now, then, "the table")):
+        pa = import_module("pyarrow")
+        olds, news = pa.struct(list(stored)), pa.struct(list(self.schema))
+        then = shapes(merged(olds, news, has_all=False) if merges else stored)
+        if found := list(differences(shapes(self.schema), then, "the table")):
+            advice = (
+                "Cast these columns, or change the table."
+                if merges
+                else "Cast or keep these columns, or change the table. With merge_schema=True new "
+                "columns are added to the table, and missing ones are NULL."
+            )
             msg = (
-                f"the records do not have the columns of {table}: {'; '.join(found)}. Cast or keep "
-                "these columns, or change the table. With merge_schema=True new columns are added "
-                "to the table, and missing ones are NULL. Nothing was written."
+                f"the records do not have the columns of {table}: {'; '.join(found)}. {advice} "
+                "Nothing was written."
             )
             raise IllegalStateError(msg)
-        pa = import_module("pyarrow")
-        known = [field for field in stored if field.name in self.schema.names]
-        new = [field for field in self.schema if field.name not in stored.names]
-        return pa.schema([(field.name, field.type) for field in (*known, *new)])
+        every = merged(olds, news, has_all=True)
+        if merges:
+            refuse_ambiguous_names(shape(every))
+        fields = [field for field in every if field.name in self.schema.names]
+        known = {field.name: field.type for field in stored}
+        new = (field for field in fields if field.type != known.get(field.name))
+        refuse_types(new, output, further)
+        return pa.schema(fields)
 
     def reader(self, schema: Any = None) -> Any:
         """Return a reader of all records, with the columns of a schema."""

@@ -22,8 +22,13 @@ _MAX_DIFFERENCES = 5
 
 
 def refuse_ambiguous_names(shape: Any) -> None:
-    """Raise IllegalStateError if the names of columns or of fields differ only in capitals."""
+    """Raise IllegalStateError if names of columns or of fields are equal except for capitals."""
     for first, second in _ambiguous_names(shape, ""):
+        if first == second:
+            msg = (
+                f"the records have two columns {first!r}: rename one of them. Nothing was written."
+            )
+            raise IllegalStateError(msg)
         msg = (
             f"the names {first!r} and {second!r} differ only in capitals, which Spark and most "
             "other readers ignore: the output could not be read. Rename one of them. Nothing was "
@@ -37,8 +42,9 @@ def _ambiguous_names(shape: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(shape, tuple):
         for field, inner in shape:
             name = f"{path}{field}"
-            if (other := known.setdefault(name.lower(), name)) != name:
-                yield other, name
+            if name.lower() in known:
+                yield known[name.lower()], name
+            known[name.lower()] = name
             yield from _ambiguous_names(inner, f"{name}.")
     elif isinstance(shape, list):
         for inner in shape[1:]:
@@ -92,6 +98,8 @@ def differences(
 
 def _widens(now: Any, then: Any) -> bool:
     """Whether each value of one type is a value of the other."""
+    if now == "null":
+        return True
     if isinstance(now, str) and isinstance(then, str):
         return _atom_widens(now, then)
     if type(now) is not type(then) or len(now) != len(then):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BOTH = (span(0, 5), span(5, 10))
+
+
+def read_values(file: Path) -> list[Any]:
+    with pa.OSFile(str(file)) as opened:
+        return list(files_of_parquet.ParquetFile(opened).read()["value"].to_pylist())
 
 
 def found(out: Path) -> dict[str, str]:
@@ -247,9 +253,9 @@ def test_path_without_atomic_replacement_is_refused(path: str) -> None:
         write_parquet_by_range(records(BOTH), path)
 
 
-def test_output_in_an_object_store_is_replaced_by_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a bucket, to which outputs in S3 are written."""
     store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
 
     class Store:
@@ -272,16 +278,32 @@ def test_output_in_an_object_store_is_replaced_by_copies(
         "ParquetFile",
         lambda file, filesystem=None: opened(file, filesystem=store if filesystem else None),
     )
+    return tmp_path / "bucket"
+
+
+def test_output_in_an_object_store_is_replaced_by_copies(bucket: Path) -> None:
     for value in "ab":
         write_parquet_by_range(records(BOTH, value), "s3a://bucket/lake/out")
     with pytest.raises(BrokerError):
         write_parquet_by_range(
             failing(records(BOTH, "c"), BrokerError("gone")), "s3a://bucket/lake/out"
         )
-    out = tmp_path / "bucket" / "lake" / "out"
-    files = {file.name: opened(file).read()["value"].to_pylist() for file in out.rglob("*.parquet")}
+    folder = bucket / "lake" / "out" / "topic_partition=orders-p0"
+    files = {file.name: read_values(file) for file in folder.iterdir()}
     assert files == {"0-5.parquet": ["b"] * 5, "5-10.parquet": ["b"] * 5}
-    assert list((out.parent / ".out-staging").iterdir()) == []
+    assert list((bucket / "lake" / ".out-staging").iterdir()) == []
+
+
+def test_output_in_an_object_store_that_was_begun_anew_has_its_new_columns(bucket: Path) -> None:
+    for start in (0, 5):
+        write_parquet_by_range(records(span(start, start + 5)), "s3a://bucket/lake/anew")
+    shutil.rmtree(bucket / "lake" / "anew")
+    file = bucket / "lake" / "anew" / "topic_partition=orders-p0" / "0-5.parquet"
+    file.parent.mkdir(parents=True)
+    another = records(span(0, 5)).append_column("more", [[1] * 5])
+    files_of_parquet.write_table(another, file)
+    with pytest.raises(IllegalStateError, match="column 'more' is missing"):
+        write_parquet_by_range(records(span(10, 15)), "s3a://bucket/lake/anew")
 
 
 def test_two_writers_at_any_interleaving_leave_each_record_once() -> None:
