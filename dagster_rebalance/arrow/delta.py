@@ -69,16 +69,16 @@ def write_delta(
         ranges: The ranges of the records, such as `kafka_batch.offset_ranges`. If there are no
             records of a range, the table has none afterwards. If `ranges` is empty, nothing
             changes.
-        merge_schema: Whether the records may have new columns, which are added to the table, and
-            may lack columns, which are NULL in their rows.
+        merge_schema: Whether the records may have new columns and fields of structs, which are
+            added to the table, and may lack some, which are NULL in their rows.
         storage_options: Settings of the object store, by delta-rs's names.
 
     Raises:
-        IllegalStateError: A required column or a column of the table is missing; names differ only
-            in capitals; a record is in none of the ranges, or there are records but no ranges.
-            Nothing was written.
-        ConfigurationError: delta-rs is missing, or the commit conflicted with other writers ten
-            times in a row. Nothing was written.
+        IllegalStateError: A required column or a column of the table is missing; a column has a
+            type that the table could not continue; names differ only in capitals; a record is in
+            none of the ranges, or there are records but no ranges. Nothing was written.
+        ConfigurationError: delta-rs is missing or refuses the table, or the commit conflicted with
+            other writers ten times in a row. Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.
     """
     deltalake = library("deltalake", "delta")

@@ -73,16 +73,16 @@ def write_iceberg(
             records of a range, the table has none afterwards. If `ranges` is empty, nothing
             changes.
         catalog: The catalog of pyiceberg, such as `load_catalog("lake")`.
-        merge_schema: Whether the records may have new columns, which are added to the table, and
-            may lack columns, which are NULL in their rows.
+        merge_schema: Whether the records may have new columns and fields of structs, which are
+            added to the table, and may lack some, which are NULL in their rows.
 
     Raises:
-        IllegalStateError: A required column or a column of the table is missing; names differ only
-            in capitals; a record is in none of the ranges, or there are records but no ranges.
-            Nothing was written.
-        ConfigurationError: pyiceberg is missing, the table has an isolation level other than
-            serializable, or the commit conflicted with other writers ten times in a row. Nothing
-            was written.
+        IllegalStateError: A required column or a column of the table is missing; a column has a
+            type that the table could not continue; names differ only in capitals; a record is in
+            none of the ranges, or there are records but no ranges. Nothing was written.
+        ConfigurationError: pyiceberg is missing or cannot write to the table, the table has an
+            isolation level other than serializable, or the commit conflicted with other writers ten
+            times in a row. Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.
     """
     errors = library("pyiceberg.exceptions", "iceberg")

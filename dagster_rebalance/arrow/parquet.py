@@ -93,7 +93,8 @@ def write_parquet_by_range(records: Any, path: str | os.PathLike[str]) -> int:
         The number of records written.
 
     Raises:
-        IllegalStateError: One of these columns is missing or empty; names differ only in capitals;
+        IllegalStateError: One of these columns is missing or empty; a column has a type that the
+            output could not continue; names differ only in capitals;
             the columns do not fit the existing files; or the output was written by version 0.1.0.
         ConfigurationError: pyarrow is missing, or the file system cannot replace a file in one
             step.
