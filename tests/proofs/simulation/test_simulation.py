@@ -29,7 +29,7 @@ FRESH = 50
 
 
 def test_random_schedules_break_no_promise() -> None:
-    proof = prove(SCHEDULES, 9_600)
+    proof = prove(SCHEDULES, 9_900)
     assert [(played.seed, played.violation) for played in proof.violations] == []
     assert proof.commits > 10 * SCHEDULES
     assert proof.rebalances > 5 * SCHEDULES
