@@ -40,7 +40,10 @@ class Frame:
         if read_id is not None:
             about[READ_ID] = read_id
         self.schema = StructType(
-            [StructField(name, StringType(), metadata=about) for name in (*columns, "range_start")]
+            [
+                StructField(name, StringType(), metadata=about)
+                for name in dict.fromkeys((*columns, "range_start"))
+            ]
         )
 
     def where(self, _condition: str) -> Frame:
