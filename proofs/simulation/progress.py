@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.engine.run_requests import batches_in_flight, is_part
+from dagster_rebalance.core.engine.run_requests import batches_in_flight
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import ClaimError
@@ -150,7 +150,7 @@ class Progress:
                 yield Wait(following, self._weather.settings.backoff.limit_s + self._slack_s)
             case ToRequest() if engine.settings.worker and _follows(owned, entry):
                 yield Wait(f"{span}: waits for", FOR_OTHERS)
-            case ToRequest(failures=failures) if (failures or is_part(entry)) and not _is_offered(
+            case ToRequest(failures=failures) if (failures or entry.is_part) and not _is_offered(
                 engine, entry
             ):
                 own = "next, after the current batch"
@@ -238,7 +238,7 @@ class Progress:
                         runs,
                         max_attempts=most,
                         is_early=entry.is_early and not entry.previous_batch_id,
-                        is_part=is_part(entry),
+                        is_part=entry.is_part,
                     )
                 )
                 is not None

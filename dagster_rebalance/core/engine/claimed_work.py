@@ -67,6 +67,7 @@ class ClaimedWork:
                 self.partitions,
                 now,
                 max_runs=self._settings.limits.max_runs_in_flight,
+                max_attempts=self._settings.max_attempts,
                 directives=directives,
                 worker=self._settings.worker,
             )

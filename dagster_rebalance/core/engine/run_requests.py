@@ -2,19 +2,23 @@
 
 A request is repeated on every tick until its run exists, because Dagster drops the requests of a
 tick that times out. Its run key stays the same, so one run starts; the key changes with the attempt
-and the ranges, because Dagster never starts a run for a known key. A failed range gets separate
-runs, so one bad record does not block the other ranges of its batch.
+and the ranges, because Dagster never starts a run for a known key.
+
+A failed batch is divided, so one bad record does not block the other ranges of the batch: with each
+failed attempt, the partitions of a run are distributed over `_SHARES` runs. The last attempt on a
+range always has a separate run, so a range is not stopped for the records of another one. The share
+of a range depends on nothing but its partition and its failures. So it is the same on each tick and
+for each owner, while other ranges of the batch are committed or move.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
 from dagster_rebalance.core.partitions.state_machine import Phase
-from dagster_rebalance.core.runs.bisection import Part
 from dagster_rebalance.core.runs.progress import Exhausted, InFlight, ToRequest
 
 if TYPE_CHECKING:
@@ -25,21 +29,37 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
+_SHARES = 16
+"""Number of runs for the ranges of one failed run: about the square root of a few hundred."""
+_MOST_DIVISIONS = 4
+
+
+class _Share(NamedTuple):
+    """What the ranges of one run have in common."""
+
+    batch_id: str
+    attempt: int
+    failures: int
+    interruptions: int
+    is_own: bool
+    number: int
+
 
 def due_requests(
     partitions: Iterable[OwnedPartition],
     now: float,
     *,
     max_runs: int,
+    max_attempts: int,
     directives: Sequence[Directive] = (),
     worker: str = "",
 ) -> tuple[BatchRequest, ...]:
     """Return the runs to request now. A `worker` processes the ranges of a partition in order.
 
-    One run processes the ranges of a batch that have the same attempt. A failed range gets a
-    separate run, and so does a part of a bisected range; with a `worker`, so does a range that was
-    interrupted twice in a row. A batch is not requested while one of its claims is still being
-    written, so it is not split over two runs.
+    One run processes the ranges of a batch that have the same attempt. A failed batch is divided;
+    with a `worker`, so is a batch that was interrupted twice in a row. The last of `max_attempts`
+    and a part of a bisected range have a separate run. A batch is not requested while one of its
+    claims is still being written, so it is not split over two runs.
 
     Failed ranges are requested while fewer than `max_runs` runs are working or requested, longest
     wait first. With a `worker` (a streaming run), other runs do not count. A run that Dagster has
@@ -52,33 +72,34 @@ def due_requests(
         for owned in partitions
         if owned.phase.may_plan and owned.pending and (batch_id := owned.pending.claimed_batch)
     }
-    together: dict[tuple[str, int, int, bool], list[OffsetRange]] = {}
-    alone: list[tuple[float, BatchRequest]] = []
+    shares: dict[_Share, list[LedgerEntry]] = {}
+    failed: list[tuple[float, BatchRequest]] = []
     unsubmitted: dict[str, RunSnapshot] = {}
     for entry in (e for owned in partitions for e in _requestable(owned, now, worker)):
-        match entry.progress:
-            case InFlight(unsubmitted=RunSnapshot() as run):
-                unsubmitted[run.run_id] = run
-            case ToRequest(attempt, failures=0) as wanted if (
-                not worker or wanted.interruptions <= 1
-            ) and not is_part(entry):
-                if entry.batch_id not in partly_claimed:
-                    interruptions = wanted.interruptions if worker else 0
-                    key = (entry.batch_id, attempt, interruptions, entry.is_own)
-                    together.setdefault(key, []).append(entry.range)
-            case _:
-                alone.append((entry.due_at, _request_alone(entry)))
+        if isinstance(entry.progress, InFlight) and entry.progress.unsubmitted is not None:
+            unsubmitted[entry.progress.unsubmitted.run_id] = entry.progress.unsubmitted
+        elif (share := _share(entry, max_attempts, worker)) is None:
+            failed.append((entry.due_at, _request_alone(entry)))
+        elif entry.batch_id not in partly_claimed:
+            shares.setdefault(share, []).append(entry)
     requests = dict.fromkeys(
         BatchRequest(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)
         for run in unsubmitted.values()
         if not any(in_force(directives, range_.topic_partition) for range_ in run.ranges)
     )
-    requests |= dict.fromkeys(
-        BatchRequest(
-            batch_id, attempt, tuple(sorted(ranges)), interruptions=interruptions, is_own=is_own
+    for share, entries in shares.items():
+        request = BatchRequest(
+            share.batch_id,
+            share.attempt,
+            tuple(sorted(entry.range for entry in entries)),
+            share.failures,
+            share.interruptions,
+            is_own=share.is_own,
         )
-        for (batch_id, attempt, interruptions, is_own), ranges in together.items()
-    )
+        if _divisions(share.failures, share.interruptions):
+            failed.append((max(entry.due_at for entry in entries), request))
+        else:
+            requests[request] = None
     working = {
         run_id
         for owned in partitions
@@ -87,8 +108,28 @@ def due_requests(
         if worker in {"", run_id}
     }
     room = max(0, max_runs - len(working) - len(requests))
-    alone.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
-    return (*requests, *(request for _, request in alone[:room]))
+    failed.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
+    return (*requests, *(request for _, request in failed[:room]))
+
+
+def _share(entry: LedgerEntry, max_attempts: int, worker: str) -> _Share | None:
+    """Return the run that a range may share with others, or None if it needs a separate one."""
+    wanted = entry.progress
+    if not isinstance(wanted, ToRequest) or entry.is_part:
+        return None
+    if wanted.failures >= max(1, max_attempts - 1):
+        return None
+    interruptions = wanted.interruptions if worker else 0
+    shares = _SHARES ** _divisions(wanted.failures, interruptions)
+    number = entry.range.topic_partition.partition % shares
+    return _Share(
+        entry.batch_id, wanted.attempt, wanted.failures, interruptions, entry.is_own, number
+    )
+
+
+def _divisions(failures: int, interruptions: int) -> int:
+    """Return how often a batch is divided. A first interruption divides nothing."""
+    return min(_MOST_DIVISIONS, failures + max(0, interruptions - 1))
 
 
 RequestedRanges: TypeAlias = "Mapping[tuple[str, int, OffsetRange], BatchRequest]"
@@ -144,16 +185,11 @@ def batches_in_flight(
     return frozenset(batch_ids)
 
 
-def is_part(entry: LedgerEntry) -> bool:
-    """Return whether a range is a part of a bisected range, which has a separate run."""
-    return Part.parse(entry.batch_id) is not None
-
-
 def _has_failed(entry: LedgerEntry) -> bool:
     progress = entry.progress
     return (
         isinstance(progress, Exhausted)
-        or is_part(entry)
+        or entry.is_part
         or (isinstance(progress, ToRequest) and progress.failures + progress.interruptions > 0)
     )
 
@@ -218,7 +254,7 @@ def _request_alone(entry: LedgerEntry) -> BatchRequest:
         failures,
         wanted.interruptions,
         is_own=entry.is_own,
-        is_part=is_part(entry),
+        is_part=entry.is_part,
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dagster_rebalance.core.model.claims import LEFT_OUT, Claim
 from dagster_rebalance.core.model.errors import IllegalStateError
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
-from dagster_rebalance.core.runs.bisection import is_waiting, whole_batch
+from dagster_rebalance.core.runs.bisection import Part, is_waiting, whole_batch
 from dagster_rebalance.core.runs.progress import (
     DeadLettered,
     Exhausted,
@@ -106,6 +106,11 @@ class LedgerEntry(NamedTuple):
             and self.completed_by is None
             and not isinstance(self.progress, InFlight)
         )
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a bisected range."""
+        return Part.parse(self.batch_id) is not None
 
     @property
     def is_waiting(self) -> bool:

@@ -14,7 +14,6 @@ from dagster_rebalance.core.partitions.assigned import Role
 from dagster_rebalance.core.partitions.bisected import bisection_of
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.revokes.hold import Hold, named_waits, waits_of
-from dagster_rebalance.core.runs.bisection import Part
 from dagster_rebalance.core.runs.progress import DeadLettered, Exhausted, InFlight, ToRequest
 from dagster_rebalance.core.runs.retry import NEVER
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
@@ -333,11 +332,7 @@ def _request(
         return f"{span}: waits for {_span(first.range)} (attempt {wanted.attempt})"
     if view.streams:
         return f"{span}: next, after the current batch (attempt {wanted.attempt})"
-    what = (
-        "a free run"
-        if wanted.failures or Part.parse(entry.batch_id)
-        else "Dagster to start its run"
-    )
+    what = "a free run" if wanted.failures or entry.is_part else "Dagster to start its run"
     return f"{span}: waits for {what} (attempt {wanted.attempt})"
 
 

@@ -34,10 +34,22 @@ NOW = 100.0
 
 
 def due_requests(
-    partitions: Iterable[OwnedPartition], *, max_runs: int = 4, directives: Sequence[Directive] = ()
+    partitions: Iterable[OwnedPartition],
+    *,
+    max_runs: int = 4,
+    max_attempts: int = 3,
+    directives: Sequence[Directive] = (),
+    worker: str = "",
 ) -> tuple[BatchRequest, ...]:
     """The requests due now."""
-    return run_requests.due_requests(partitions, NOW, max_runs=max_runs, directives=directives)
+    return run_requests.due_requests(
+        partitions,
+        NOW,
+        max_runs=max_runs,
+        max_attempts=max_attempts,
+        directives=directives,
+        worker=worker,
+    )
 
 
 def owned(
@@ -117,11 +129,54 @@ def test_range_is_not_requested_before_it_is_due() -> None:
     assert run_requests.batches_in_flight([later], NOW + 1) == {"b"}
 
 
-def test_failed_range_is_requested_alone() -> None:
+def test_few_failed_ranges_are_requested_alone() -> None:
     failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(3)]
     assert due_requests(failed) == tuple(
         BatchRequest("b", 2, (span(number, 0, 9),)) for number in range(3)
     )
+
+
+def test_failed_batch_of_hundreds_of_ranges_is_divided() -> None:
+    failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(200)]
+    found = due_requests(failed, max_runs=100)
+    assert [len(request.ranges) for request in found] == [13] * 8 + [12] * 8
+    assert sorted(range_ for request in found for range_ in request.ranges) == [
+        span(number, 0, 9) for number in range(200)
+    ]
+    assert {(request.attempt, request.failures) for request in found} == {(2, 1)}
+    assert found[0].ranges[:2] == (span(0, 0, 9), span(16, 0, 9))
+
+
+def test_divided_batch_keeps_its_requests_while_others_of_the_batch_begin_or_move() -> None:
+    failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(64)]
+    first, *others = due_requests(failed, max_runs=100)
+    begun = [
+        owned(number, ("b", 9, InFlight(("r",)))) if number % 16 == 0 else one
+        for number, one in enumerate(failed)
+    ]
+    assert due_requests(begun, max_runs=100) == tuple(others)
+    assert due_requests(failed, max_runs=1) == (first,)
+
+
+def test_last_attempt_on_a_range_is_alone() -> None:
+    failed = [owned(number, ("b", 9, ToRequest(3, 2))) for number in range(64)]
+    alone = due_requests(failed, max_runs=100)
+    assert [len(request.ranges) for request in alone] == [1] * 64
+    assert len(due_requests(failed, max_runs=100, max_attempts=4)) == 64
+    twice = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(64)]
+    assert len(due_requests(twice, max_runs=100)) == 16
+    assert len(due_requests(twice, max_runs=100, max_attempts=2)) == 64
+
+
+def test_batch_that_was_interrupted_twice_is_divided_in_a_streaming_run() -> None:
+    def interrupted(times: int) -> list[OwnedPartition]:
+        streak = FailureStreak(FailureKind.INTERRUPTED, times, "r1")
+        return [owned(number, ("b", 9, ToRequest(1, 0, streak))) for number in range(64)]
+
+    assert len(due_requests(interrupted(1), max_runs=100, worker="w")) == 1
+    assert len(due_requests(interrupted(2), max_runs=100, worker="w")) == 16
+    assert len(due_requests(interrupted(3), max_runs=100, worker="w")) == 64
+    assert len(due_requests(interrupted(4), max_runs=100)) == 1
 
 
 def test_ranges_that_did_not_fail_are_one_request() -> None:
