@@ -3,8 +3,8 @@
 Only the first range of a partition is recorded, so no offset is skipped. A range is not recorded
 while its partition drains, after an operator cancelled its runs, or if Kafka has deleted its
 offsets. The order is: record, read the runs again, commit. If the member ends in between, the next
-owner records the range again. With `bisects`, a range of several offsets is halved instead, and
-only a record becomes a letter.
+owner records the range again. With `bisects`, a range is halved instead, and only a record that has
+failed alone becomes a letter.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _settled_by_letter(owned: OwnedPartition, settings: EngineSettings) -> Ledge
 
 
 def _is_halved(entry: LedgerEntry, settings: EngineSettings) -> bool:
-    return settings.bisects and len(entry.range) > 1
+    return settings.bisects and (len(entry.range) > 1 or not entry.is_part)
 
 
 def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def after_failure(ledger: OffsetLedger, now: float) -> OffsetLedger:
-    """Halve the first range, which has failed and has at least two offsets."""
+    """Halve the first range, which has failed.
+
+    A range of one offset is attempted alone first, because its attempts may have shared a run.
+    """
     failed, *others = ledger.entries
     range_ = failed.range
     part = Part.parse(failed.batch_id)
@@ -30,7 +33,8 @@ def after_failure(ledger: OffsetLedger, now: float) -> OffsetLedger:
     else:
         behind = [entry for entry in others if entry.range.start >= part.until]
         others_of_range = others[: len(others) - len(behind)]
-    parts = [*_halved(range_, part)]
+    whole = [(range_, part.of(PartKind.NEXT))]
+    parts = [*_halved(range_, part)] if len(range_) > 1 else whole
     if others_of_range:
         rest = replace(range_, start=range_.until, until=part.until)
         parts.append((rest, part.of(PartKind.REST)))

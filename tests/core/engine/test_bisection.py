@@ -188,6 +188,17 @@ def test_records_are_processed_once_or_become_letters_through_crashes(
 
 
 @FORMS
+def test_record_whose_attempts_shared_a_run_is_attempted_alone_first(form: type[Group]) -> None:
+    group = form(1, replace(SETTINGS, max_attempts=1), partitions=2)
+    play(group, {0}, until=1)
+    for _ in range(3):
+        group.step({0})
+    assert {letter.range.topic_partition for letter in group.world.kafka.letters} == {tp(0)}
+    assert group.world.kafka.offset(1) == 1
+    assert_exactly_once(group, set(), 1, number=1)
+
+
+@FORMS
 def test_new_records_follow_the_bisected_range(form: type[Group]) -> None:
     group = form(64)
     play(group, {5, 70}, until=64)
@@ -392,7 +403,7 @@ def test_halving_that_waits_for_kafka_is_explained() -> None:
 def test_letter_that_cannot_be_stored_stops_the_partition_until_it_can(form: type[Group]) -> None:
     group = form(1)
     group.member.unanswered.add(commands.StoreDeadLetter)
-    for _ in range(2):
+    for _ in range(3):
         group.step({0})
     (letter,) = {*group.world.kafka.letters}
     group.member.feed(events.DeadLetterFailed(letter, "max_dead_letters allows 2"))
