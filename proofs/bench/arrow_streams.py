@@ -61,6 +61,8 @@ _NAMES = {PARQUET: "Parquet", DELTA: "Delta Lake", ICEBERG: "Iceberg"}
 _WARM_UP = 1
 """Unmeasured rounds, in which Spark compiles its code."""
 _LEAST_BATCHES = 3
+_MOST_RECORDS = 200_000
+"""Records of a batch: a run with larger batches needs more than 500 MB of memory."""
 _LOOK_S = 0.1
 _LIMIT_S = 900.0
 
@@ -109,6 +111,7 @@ def measure(
 
     `servers` starts the Spark Connect server of a format, on first use.
     """
+    batches = max(batches, records // _MOST_RECORDS)
     each = records // batches // PARTITIONS
     backlog = _Backlog(kafka, unique_name("arrow"), each * batches * PARTITIONS, each * PARTITIONS)
     step(f"arrow_streams, producing {backlog.records:,} records")
