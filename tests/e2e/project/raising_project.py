@@ -6,20 +6,10 @@ its ranges to the file `calls`. While the file `hold` exists, an attempt on a pa
 
 import os
 import time
-from pathlib import Path
 
-import dagster as dg
-
-from dagster_rebalance import (
-    KafkaBatch,
-    KafkaConsumerResource,
-    build_kafka_batch_defs,
-    build_kafka_stream_defs,
-)
+from dagster_rebalance import KafkaBatch
 from dagster_rebalance.arrow.output import write_parquet_by_range
-
-ROOT = Path(os.environ["E2E_ROOT"])
-BATCHES, STREAM = "raising_batches", "raising_stream"
+from tests.e2e.project.both_forms import ROOT, both_forms
 
 
 def _process(group: str, batch: KafkaBatch) -> None:
@@ -37,48 +27,12 @@ def _process(group: str, batch: KafkaBatch) -> None:
             raise ValueError(message)
 
 
-@dg.asset(name=f"{BATCHES}_numbers")
-def batches_numbers(raising_batch: KafkaBatch) -> None:
-    """The location has other per-batch jobs, so this one has another `batch_key`."""
-    _process(BATCHES, raising_batch)
-
-
-@dg.asset(name=f"{STREAM}_numbers")
-def stream_numbers(kafka_batch: KafkaBatch) -> None:
-    _process(STREAM, kafka_batch)
-
-
-def _kafka(group: str) -> KafkaConsumerResource:
-    return KafkaConsumerResource(
-        bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
-        group_id=group,
-        topics=["raising"],
-        on_failure="bisect",
-        dead_letter_topic=f"{group}-dead",
-        max_dead_letters="100",
-        max_attempts=2,
-        heartbeat_timeout_s=24.0,
-        record_every_s=1.0,
-        records_per_minute=6_000.0,
-        retry_delay_s=0.5,
-        retry_delay_limit_s=5.0,
-        max_wait_s=0,
-    )
-
-
-defs = dg.Definitions.merge(
-    build_kafka_batch_defs(
-        kafka=_kafka(BATCHES),
-        assets=[batches_numbers],
-        name=BATCHES,
-        kafka_key="raising_batches_kafka",
-        batch_key="raising_batch",
-    ),
-    build_kafka_stream_defs(
-        kafka=_kafka(STREAM),
-        assets=[stream_numbers],
-        name=STREAM,
-        version=(ROOT / "version").read_text(),
-        kafka_key="raising_stream_kafka",
-    ),
+defs = both_forms(
+    "raising",
+    _process,
+    on_failure="bisect",
+    max_dead_letters="100",
+    max_attempts=2,
+    retry_delay_s=0.5,
+    retry_delay_limit_s=5.0,
 )
