@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.engine.run_requests import batches_in_flight
+from dagster_rebalance.core.engine.run_requests import runs_in_flight
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.directives import in_force
 from dagster_rebalance.core.model.errors import ClaimError
@@ -191,7 +191,7 @@ class Progress:
             return Wait("", self._slack_s)
         has_room = (
             len(
-                batches_in_flight(
+                runs_in_flight(
                     engine.partitions.values(),
                     now,
                     worker=engine.settings.worker,

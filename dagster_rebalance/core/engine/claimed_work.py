@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.engine.run_requests import batches_in_flight, due_requests
+from dagster_rebalance.core.engine.run_requests import due_requests, runs_in_flight
 from dagster_rebalance.core.partitions.assigned import Role
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ class ClaimedWork:
         return self._requests[1]
 
     def in_flight(self, now: float, *, retries: bool) -> frozenset[str]:
-        """Return the batches that count towards the limit of runs in flight."""
+        """Return what counts towards the limit of runs in flight."""
         self.look(now)
         if retries not in self._in_flight:
-            self._in_flight[retries] = batches_in_flight(
+            self._in_flight[retries] = runs_in_flight(
                 self.partitions, now, worker=self._settings.worker, retries=retries
             )
         return self._in_flight[retries]

@@ -5,10 +5,10 @@ tick that times out. Its run key stays the same, so one run starts; the key chan
 and the ranges, because Dagster never starts a run for a known key.
 
 A failed batch is divided, so one bad record does not block the other ranges of the batch: with each
-failed attempt, the partitions of a run are distributed over `_SHARES` runs. The last attempt on a
-range always has a separate run, so a range is not stopped for the records of another one. The share
-of a range depends on nothing but its partition and its failures. So it is the same on each tick and
-for each owner, while other ranges of the batch are committed or move.
+failed attempt, the partitions of a run are distributed over `_SHARES` runs. The last of several
+attempts on a range has a separate run, so a range is not stopped for the records of another one.
+The share of a range depends only on its partition and its failures. So it is the same on each tick
+and for each owner, while other ranges of the batch are committed or move.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _SHARES = 16
 """Number of runs for the ranges of one failed run: about the square root of a few hundred."""
 _MOST_DIVISIONS = 4
+_A_RETRY = "a retry"
 
 
 class _Share(NamedTuple):
@@ -62,7 +63,8 @@ def due_requests(
     claims is still being written, so it is not split over two runs.
 
     Failed ranges are requested while fewer than `max_runs` runs are working or requested, longest
-    wait first. With a `worker` (a streaming run), other runs do not count. A run that Dagster has
+    wait first. One of several runs is left to new batches, as `runs_in_flight` leaves one to failed
+    ranges. With a `worker` (a streaming run), other runs do not count. A run that Dagster has
     created but not submitted is not requested again while `directives` pause one of its partitions,
     even a partition of another member.
     """
@@ -100,14 +102,8 @@ def due_requests(
             failed.append((max(entry.due_at for entry in entries), request))
         else:
             requests[request] = None
-    working = {
-        run_id
-        for owned in partitions
-        for entry in owned.known_entries
-        for run_id in _working(entry)
-        if worker in {"", run_id}
-    }
-    room = max(0, max_runs - len(working) - len(requests))
+    working, retries = _working(partitions, worker)
+    room = max(0, min(max_runs - len(working) - len(requests), max(1, max_runs - 1) - len(retries)))
     failed.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
     return (*requests, *(request for _, request in failed[:room]))
 
@@ -156,33 +152,33 @@ def requested_range(
     return next(((range_, request) for range_, request in found if request is not None), None)
 
 
-def batches_in_flight(
+def runs_in_flight(
     partitions: Iterable[OwnedPartition], now: float, *, worker: str = "", retries: bool = True
 ) -> frozenset[str]:
-    """Return the batches that count towards the limit of runs in flight.
+    """Return the runs that count towards the limit of runs in flight.
 
-    A batch counts if a run works on it, or is or will be requested for it. It does not count while
-    it is delayed or its partition is stopped or draining, nor, with a `worker`, if it is the batch
-    of another run. Failed ranges that are due count only with `retries`. The batch that a `worker`
-    has claimed ahead counts.
+    These are the runs at work, by id, and those that are or will be requested for new batches, by
+    batch. A batch does not count while it is delayed or its partition is stopped or draining. With
+    `retries`, one run counts for failed ranges that are due, unless one of their runs is at work.
+
+    The batches of a `worker` are counted by batch, with the batch that it has claimed ahead, and
+    not those of other runs.
     """
-    batch_ids = set()
+    partitions = tuple(partitions)
+    working, retried = _working(partitions, worker)
+    in_flight = set(working)
     for owned in partitions:
         if owned.pending is not None and owned.is_claiming:
-            batch_ids.add(owned.pending.claimed_batch)
-        batch_ids |= {
-            entry.batch_id
-            for entry in owned.known_entries
-            if isinstance(entry.progress, InFlight)
-            and (not worker or worker in entry.progress.run_ids)
-        }
-        batch_ids |= {entry.batch_id for entry in owned.entries if entry.is_reassignment_open}
-        batch_ids |= {
-            entry.batch_id
-            for entry in (*_requestable(owned, now, worker), *_ahead(owned, worker))
-            if retries or not _has_failed(entry)
-        }
-    return frozenset(batch_ids)
+            in_flight.add(owned.pending.claimed_batch)
+        in_flight |= {entry.batch_id for entry in owned.entries if entry.is_reassignment_open}
+        for entry in (*_requestable(owned, now, worker), *_ahead(owned, worker)):
+            if isinstance(entry.progress, InFlight):
+                in_flight |= set(entry.live_runs)
+            elif not _has_failed(entry):
+                in_flight.add(entry.batch_id)
+            elif retries and not retried:
+                in_flight.add(_A_RETRY)
+    return frozenset(in_flight)
 
 
 def _has_failed(entry: LedgerEntry) -> bool:
@@ -190,7 +186,7 @@ def _has_failed(entry: LedgerEntry) -> bool:
     return (
         isinstance(progress, Exhausted)
         or entry.is_part
-        or (isinstance(progress, ToRequest) and progress.failures + progress.interruptions > 0)
+        or (isinstance(progress, ToRequest | InFlight) and progress.is_retry)
     )
 
 
@@ -258,9 +254,19 @@ def _request_alone(entry: LedgerEntry) -> BatchRequest:
     )
 
 
-def _working(entry: LedgerEntry) -> tuple[str, ...]:
-    """The runs of an entry that exist and need no request."""
-    progress = entry.progress
-    return (
-        progress.run_ids if isinstance(progress, InFlight) and progress.unsubmitted is None else ()
-    )
+def _working(
+    partitions: Iterable[OwnedPartition], worker: str
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The runs that exist and need no request, and those of them that retry failed ranges.
+
+    The batches of a worker, which are one run.
+    """
+    at_work = [
+        (entry.batch_id if worker else run_id, _has_failed(entry))
+        for owned in partitions
+        for entry in owned.known_entries
+        if isinstance(entry.progress, InFlight) and entry.progress.unsubmitted is None
+        for run_id in entry.progress.run_ids
+        if worker in {"", run_id}
+    ]
+    return frozenset(one for one, _ in at_work), frozenset(one for one, again in at_work if again)

@@ -89,6 +89,11 @@ class ToRequest:
         return streak.count if streak and streak.kind is FailureKind.INTERRUPTED else 0
 
     @property
+    def is_retry(self) -> bool:
+        """Whether a run on the range failed or was interrupted."""
+        return self.failures + self.interruptions > 0
+
+    @property
     def next_attempt(self) -> ToRequest:
         """This progress with the attempt number derived from failed attempts only."""
         return replace(self, attempt=self.failures + 1)
@@ -106,6 +111,7 @@ class InFlight:
         unconfirmed: Runs that ended in Dagster, but are not known to be over.
         deleted: Runs that were deleted from Dagster.
         unsubmitted: The run to request again, if Dagster has created the runs but submitted none.
+        is_retry: Whether an earlier run on the range failed or was interrupted.
         stop_cause: Why the range is stopped while it is retried.
         working_s: Working time of the longest running run; None if unknown.
     """
@@ -117,6 +123,7 @@ class InFlight:
     unconfirmed: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
     unsubmitted: RunSnapshot | None = None
+    is_retry: bool = False
     stop_cause: Exhausted | FailureStreak | None = None
     working_s: float | None = field(default=None, compare=False)
 
@@ -330,6 +337,7 @@ def _in_flight(live: list[RunSnapshot], otherwise: ToRequest | Exhausted) -> InF
         unconfirmed=tuple(run.run_id for run in live if not run.is_over),
         deleted=tuple(run.run_id for run in live if run.state is RunState.DELETED),
         unsubmitted=live[-1] if unsubmitted else None,
+        is_retry=isinstance(otherwise, Exhausted) or otherwise.is_retry,
         stop_cause=stop_cause,
         working_s=max((run.working_s for run in live if run.working_s), default=None),
     )

@@ -125,8 +125,8 @@ def test_range_is_not_requested_before_it_is_due() -> None:
     assert due_requests([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (
         BatchRequest("b", 2, (span(1, 0, 5),)),
     )
-    assert run_requests.batches_in_flight([later], NOW) == frozenset()
-    assert run_requests.batches_in_flight([later], NOW + 1) == {"b"}
+    assert run_requests.runs_in_flight([later], NOW) == frozenset()
+    assert run_requests.runs_in_flight([later], NOW + 1) == {"a retry"}
 
 
 def test_few_failed_ranges_are_requested_alone() -> None:
@@ -254,7 +254,7 @@ def test_batch_with_a_pending_claim_is_not_requested() -> None:
     )
 
 
-def test_batches_in_flight_are_those_that_take_room() -> None:
+def test_runs_in_flight_are_those_that_take_room() -> None:
     pending = owned(5)
     partitions = [
         owned(0, ("requested", 1, ToRequest()), ("works", 2, InFlight(("r",)))),
@@ -265,17 +265,47 @@ def test_batches_in_flight_are_those_that_take_room() -> None:
             phase=Phase.STOPPED,
             due_at=NEVER,
         ),
-        owned(2, ("draining", 1, InFlight(("r",))), ("left", 2, ToRequest()), phase=Phase.DRAINING),
+        owned(
+            2, ("draining", 1, InFlight(("r2",))), ("left", 2, ToRequest()), phase=Phase.DRAINING
+        ),
         owned(3, ("done", 1, Succeeded("r"))),
         pending._replace(pending=pending.claim_write("claiming", 5, now=0.0)),
         pending._replace(pending=pending.first_write(0.0)),
     ]
-    assert run_requests.batches_in_flight(partitions, NOW) == {
+    assert run_requests.runs_in_flight(partitions, NOW) == {
         "requested",
-        "works",
-        "draining",
+        "r",
+        "r2",
         "claiming",
     }
+
+
+def test_each_run_of_a_failed_batch_is_a_run_in_flight() -> None:
+    again = [
+        owned(number, ("b", 9, InFlight((f"r{number}",), is_retry=True))) for number in range(2)
+    ]
+    assert run_requests.runs_in_flight(again, NOW) == {"r0", "r1"}
+    part = owned(2, ("b.n0-9", 9, InFlight(("r2",))))
+    assert run_requests.runs_in_flight([part], NOW) == {"r2"}
+
+
+def test_failed_ranges_leave_one_of_several_runs_to_new_batches() -> None:
+    failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(8)]
+    working = [
+        owned(number, ("b", 9, InFlight((f"r{number}",), is_retry=True))) for number in (8, 9)
+    ]
+    assert len(due_requests(failed, max_runs=4)) == 3
+    assert len(due_requests([*failed, *working], max_runs=4)) == 1
+    assert len(due_requests(failed, max_runs=1)) == 1
+    assert run_requests.runs_in_flight([*failed, *working], NOW) == {"r8", "r9"}
+
+
+def test_new_batches_leave_one_run_to_failed_ranges() -> None:
+    failed = [owned(number, (f"b{number}", 9, ToRequest(2, 1))) for number in range(8)]
+    new = [owned(number, (f"n{number}", 9, InFlight((f"r{number}",)))) for number in (8, 9, 10)]
+    assert run_requests.runs_in_flight([*failed, *new], NOW) == {"r8", "r9", "r10", "a retry"}
+    assert run_requests.runs_in_flight([*failed, *new], NOW, retries=False) == {"r8", "r9", "r10"}
+    assert len(due_requests([*failed, *new], max_runs=4)) == 1
 
 
 def test_directives_are_compared_once_with_an_unsubmitted_run_of_many_partitions(

@@ -90,7 +90,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ),
         (
             [run("r0", S.FAILED, attempt=2), CREATED],
-            InFlight(("r1",), ("r1",), unsubmitted=CREATED),
+            InFlight(("r1",), ("r1",), unsubmitted=CREATED, is_retry=True),
         ),
         # With deleted runs, the next number is above that of each remaining run.
         ([run("r3", S.FAILED, attempt=3)], ToRequest(4, 1, FailureStreak(F, 1, "r3"))),
@@ -145,7 +145,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([run("r1", S.FAILED, awaits_retry=True)], InFlight(("r1",))),
         (
             [run("r1", S.FAILED), run("r2", S.STARTED, parent_id="r1")],
-            InFlight(("r2",), started=("r2",)),
+            InFlight(("r2",), started=("r2",), is_retry=True),
         ),
         (
             [
@@ -219,7 +219,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([run("r1", S.SUCCEEDED, is_written_off=True, is_cancelled_by_member=True)], ToRequest(2)),
         (
             [run("r1", S.SUCCEEDED, is_written_off=True), run("r2", S.STARTED)],
-            InFlight(("r2",), started=("r2",)),
+            InFlight(("r2",), started=("r2",), is_retry=True),
         ),
         # The cancellation came too late.
         ([run("r1", S.SUCCEEDED, is_cancelled_by_member=True)], Succeeded("r1")),
