@@ -1,6 +1,7 @@
 """The external process of a Pipes client: it processes a batch slowly.
 
-It writes a line per record to the output of its group, and its events to a journal.
+It writes a line per good record to the output of its group, sets the others aside, and writes its
+events to a journal.
 """
 
 import os
@@ -8,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Message
 from confluent_kafka import TopicPartition as Partition
 from dagster_pipes import open_dagster_pipes
 
@@ -23,11 +24,11 @@ def _note(event: str) -> None:
         journal.write(f"{event} {os.environ['CHILD_OF']}\n")
 
 
-def _read(consumer: Consumer, range_: OffsetRange) -> list[str]:
+def _read(consumer: Consumer, range_: OffsetRange) -> list[Message]:
     consumer.assign([Partition(range_.topic, range_.partition, range_.start)])
-    found: list[str] = []
+    found: list[Message] = []
     while len(found) < len(range_):
-        found += [(record.value() or b"").decode() for record in consumer.consume(1, 1.0)]
+        found += consumer.consume(1, 1.0)
     return found[: len(range_)]
 
 
@@ -44,10 +45,16 @@ with open_dagster_pipes() as pipes:
         raise
     settings = {"bootstrap.servers": os.environ["KAFKA_BROKERS"], "group.id": "child"}
     client = Consumer(settings)
-    written = [value for range_ in batch.offset_ranges for value in _read(client, range_)]
+    records = [record for range_ in batch.offset_ranges for record in _read(client, range_)]
     client.close()
+    with batch.letters(pipes) as letters:
+        bad = [record for record in records if (record.value() or b"").startswith(b"bad")]
+        letters.set_aside(bad, ValueError("it is bad"))
+    written = [(record.value() or b"").decode() for record in records if record not in bad]
     with (ROOT / f"{batch.group_id}_output").open("a") as output:
         output.writelines(f"{value}\n" for value in written)
     _note("done")
     pipes.log.info("wrote %d records as %s", len(written), pipes.get_extra("asset"))
-    pipes.report_asset_materialization(metadata=batch.metadata(row_count=len(written)))
+    pipes.report_asset_materialization(
+        metadata=batch.metadata(row_count=len(written), set_aside=letters.count)
+    )

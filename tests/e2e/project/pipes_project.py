@@ -68,11 +68,12 @@ def _orders(name: str) -> dg.AssetsDefinition:
         # What runs on a cluster has no variables of this process: it does not show that the run's
         # process is gone.
         env = {"CHILD_OF": context.run.run_id, "DAGSTER_REBALANCE_RUN": ""}
-        return pipes.run(
+        return kafka_batch.run_pipes(
+            pipes.run,
             context=context,
             command=[sys.executable, str(CHILD)],
             env=env,
-            extras=kafka_batch.pipes_extras({"asset": f"{name}_orders"}),
+            extras={"asset": f"{name}_orders"},
         ).get_materialize_result()
 
     return orders
@@ -83,6 +84,7 @@ def _kafka(name: str) -> KafkaConsumerResource:
         bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
         group_id=name,
         topics=[name],
+        dead_letter_topic=f"{name}-dead",
         group_protocol="classic",
         heartbeat_timeout_s=24.0,
         max_wait_s=0,

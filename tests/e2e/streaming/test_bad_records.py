@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer
 
 from dagster_rebalance import ConfigurationError, KafkaConsumerResource
-from dagster_rebalance.core.model.letters import Letter, LetterState, parse_record
+from dagster_rebalance.core.model.letters import LetterState
 from dagster_rebalance.orchestration.operators.letters import (
     LetterRequest,
     begin_replay,
@@ -22,6 +22,7 @@ from dagster_rebalance.orchestration.operators.letters import (
 from dagster_rebalance.orchestration.operators.requests import Reruns
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.testing.deadline import wait_until
+from tests.e2e.streaming.groups import committed, letters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,27 +48,6 @@ def produce(kafka: KafkaCluster) -> set[str]:
             bad.add(f"bad-{partition}-{offset}")
     assert producer.flush(30) == 0
     return bad
-
-
-def letters_of(kafka: KafkaCluster, group: str) -> list[Letter]:
-    topic = f"{group}-dead"
-    with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
-        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        records = consumer.consume(until, timeout=60.0)
-    found = [parse_record(one.key(), one.value(), one.headers()) for one in records]  # type: ignore[arg-type]
-    letters = [one for one in found if isinstance(one, Letter)]
-    assert len(letters) == until
-    return letters
-
-
-def committed(kafka: KafkaCluster, group: str) -> int:
-    with closing(Consumer({**kafka.client_config(), "group.id": group})) as consumer:
-        wanted = [TopicPartition("bad", number) for number in range(PARTITIONS)]
-        try:
-            return sum(max(0, found.offset) for found in consumer.committed(wanted, timeout=30))
-        except KafkaException:  # the coordinator of a new group has to be found first
-            return 0
 
 
 def rows_of(folder: Path) -> list[str]:
@@ -128,7 +108,10 @@ def test_bad_records_become_one_letter_each_through_a_killed_run(
         for group in GROUPS:
             os.kill(int((root / f"{group}_at_work").read_text()), signal.SIGKILL)
             (root / f"{group}_hold").unlink()
-        wait("all commits", lambda group: committed(kafka_broker, group) == RECORDS)
+        wait(
+            "all commits",
+            lambda group: committed(kafka_broker, group, "bad", PARTITIONS) == RECORDS,
+        )
         for group in GROUPS:
             letters = letters_of(kafka_broker, group)
             assert Counter(letter.key for letter in letters) == Counter(bad)
@@ -181,4 +164,4 @@ def replay_through_a_kill(
     for group in GROUPS:
         rows = rows_of(root / group)
         assert len(rows) == len(set(rows)) == RECORDS
-        assert committed(kafka, group) == RECORDS
+        assert committed(kafka, group, "bad", PARTITIONS) == RECORDS

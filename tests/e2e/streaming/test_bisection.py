@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer
 from pyarrow import parquet
 
-from dagster_rebalance.core.model.letters import Letter, LetterKind, parse_record
+from dagster_rebalance.core.model.letters import LetterKind
 from dagster_rebalance.orchestration.storage.run_tags import BISECTED_TAG
 from dagster_rebalance.testing.deadline import wait_until
+from tests.e2e.streaming.groups import committed, letters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,25 +33,6 @@ def produce(kafka: KafkaCluster) -> None:
     for number in range(RECORDS):
         producer.produce("raising", f"{'bad' if number == BAD else ''}{number}", key=b"k")
     assert producer.flush(30) == 0
-
-
-def letters_of(kafka: KafkaCluster, group: str) -> list[Letter]:
-    topic = f"{group}-dead"
-    with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
-        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
-        consumer.assign([TopicPartition(topic, 0, 0)])
-        records = consumer.consume(until, timeout=60.0)
-    found = [parse_record(one.key(), one.value(), one.headers()) for one in records]  # type: ignore[arg-type]
-    return [one for one in found if isinstance(one, Letter)]
-
-
-def committed(kafka: KafkaCluster, group: str) -> int:
-    with closing(Consumer({**kafka.client_config(), "group.id": group})) as consumer:
-        try:
-            (found,) = consumer.committed([TopicPartition("raising", 0)], timeout=30)
-        except KafkaException:  # the coordinator of a new group has to be found first
-            return 0
-    return found.offset
 
 
 @pytest.mark.timeout(1200)
@@ -86,7 +67,7 @@ def test_record_that_raises_becomes_one_letter_through_a_killed_run(
         for group in GROUPS:
             os.kill(int(calls(group)[-1][0]), signal.SIGKILL)
             (root / group / "hold").unlink()
-        wait("all commits", lambda group: committed(kafka_broker, group) == RECORDS)
+        wait("all commits", lambda group: committed(kafka_broker, group, "raising") == RECORDS)
         tagged = {run.tags.get(BISECTED_TAG) for run in instance.get_runs()}
         assert f"raising-0 [0, {RECORDS})" in tagged
     for group in GROUPS:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer
-from confluent_kafka import TopicPartition as Partition
+from confluent_kafka import Producer
 
 from dagster_rebalance.testing.deadline import wait_until
+from tests.e2e.streaming.groups import committed, letters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 GROUPS = ("pipes_batch", "pipes_stream")
-RECORDS = 5
+RECORDS, BAD = 5, 1
 Status = dg.DagsterRunStatus
 
 
@@ -43,23 +43,17 @@ class Group:
         self.produced: list[str] = []
 
     def produce(self) -> None:
-        """Write records that are all different."""
+        """Write records that are all different; the last one is bad."""
         producer = Producer(self.kafka.client_config())
-        for _ in range(RECORDS):
-            self.produced.append(f"{self.name}-{len(self.produced)}")
+        for number in range(RECORDS):
+            kind = self.name if number < RECORDS - BAD else "bad"
+            self.produced.append(f"{kind}-{len(self.produced)}")
             producer.produce(self.name, self.produced[-1].encode())
         producer.flush(30)
 
     def committed(self) -> int:
-        """The committed offset; 0 while Kafka does not say."""
-        consumer = Consumer({**self.kafka.client_config(), "group.id": self.name})
-        try:
-            (found,) = consumer.committed([Partition(self.name, 0)], timeout=30)
-            return max(0, found.offset)
-        except KafkaException:  # the coordinator of a new group has to be found first
-            return 0
-        finally:
-            consumer.close()
+        """The committed offset."""
+        return committed(self.kafka, self.name, self.name)
 
     def output(self) -> list[str]:
         """Return the records that its external processes have written."""
@@ -119,7 +113,11 @@ def _each(groups: list[Group], what: str, condition: Callable[[Group], object]) 
 def _all_done_once(groups: list[Group]) -> None:
     _each(groups, "all to be committed", lambda group: group.committed() == len(group.produced))
     for group in groups:
-        assert group.output() == group.produced, group.state()
+        bad = [value for value in group.produced if value.startswith("bad")]
+        assert group.output() == [value for value in group.produced if value not in bad]
+        assert [letter.value for letter in letters_of(group.kafka, group.name)] == [
+            value.encode() for value in bad
+        ]
 
 
 @pytest.mark.timeout(400)
@@ -128,6 +126,7 @@ def test_pipes_write_records_once_through_a_kill_and_a_cancel(
 ) -> None:
     for name in GROUPS:
         kafka_broker.create_topic(name, 1)
+        kafka_broker.create_topic(f"{name}-dead", 1)
     with dagster.instance() as instance:
         groups = [Group(name, kafka_broker, root / "pipes", instance) for name in GROUPS]
         for group in groups:
@@ -160,12 +159,13 @@ def test_pipes_write_records_once_through_a_kill_and_a_cancel(
 def _is_shown(group: Group) -> None:
     """The messages of the external process are in the log and the materialization."""
     (run_id,) = {run_id for event, run_id in group.journal() if event == "done"}
-    assert f"wrote {RECORDS} records as {group.name}_orders" in group.said(run_id)
+    assert f"wrote {RECORDS - BAD} records as {group.name}_orders" in group.said(run_id)
     wanted = dg.AssetKey(f"{group.name}_orders")
     (record,) = group.instance.fetch_materializations(wanted, limit=10).records
     assert record.asset_materialization is not None
     metadata = record.asset_materialization.metadata
-    assert metadata["dagster/row_count"].value == RECORDS
+    assert metadata["dagster/row_count"].value == RECORDS - BAD
+    assert metadata["set_aside"].value == BAD
     assert metadata["offsets"].value == RECORDS
     assert f"- `{group.name}-0 [0, {RECORDS})`" in str(metadata["ranges"].value)
 

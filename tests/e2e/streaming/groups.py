@@ -1,0 +1,37 @@
+"""What Kafka stores for a group: its committed offsets and its letters."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from dagster_rebalance.core.model.letters import Letter, parse_record
+
+if TYPE_CHECKING:
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+
+def committed(kafka: KafkaCluster, group: str, topic: str, partitions: int = 1) -> int:
+    """Return the number of committed offsets; 0 until the coordinator of a new group is found."""
+    wanted = [TopicPartition(topic, number) for number in range(partitions)]
+    with closing(Consumer({**kafka.client_config(), "group.id": group})) as consumer:
+        try:
+            found = consumer.committed(wanted, timeout=30)
+        except KafkaException:
+            return 0
+    return sum(max(0, one.offset) for one in found)
+
+
+def letters_of(kafka: KafkaCluster, group: str) -> list[Letter]:
+    """Return the letters of the topic `<group>-dead`, which has no other records."""
+    topic = f"{group}-dead"
+    with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
+        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        records = consumer.consume(until, timeout=60.0)
+    found = [parse_record(one.key(), one.value(), one.headers()) for one in records]  # type: ignore[arg-type]
+    letters = [one for one in found if isinstance(one, Letter)]
+    assert len(letters) == until
+    return letters
