@@ -28,6 +28,7 @@ from proofs.bench import (
     arrow_output,
     arrow_streams,
     arrow_visible,
+    bad_records,
     coordinator,
     dagster_cost,
     decoding,
@@ -87,6 +88,7 @@ class Benchmark(enum.Enum):
     ARROW = "arrow_parquet"
     ARROW_STREAMS = "arrow_streams"
     VISIBLE = "arrow_visible"
+    BAD = "bad_records"
     GAP = "stream_deploy_gap"
     DUPLICATES = "deploy_duplicates"
 
@@ -194,6 +196,16 @@ def bench(
         int,
         typer.Option(min=4, help="Batches of stream_backlog, stream_micro_batch and arrow_*."),
     ] = 20,
+    bad_of: Annotated[
+        int, typer.Option(min=1000, help="Records of bad_records per run, 10 of them bad.")
+    ] = 1_000_000,
+    bad_range: Annotated[
+        int, typer.Option(min=10, help="Records of bad_records per range of a partition.")
+    ] = 50_000,
+    bad_form: Annotated[
+        list[bad_records.Form] | None,
+        typer.Option(help="A form of bad_records; may be given several times. Default: all."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="The file for the figures.")] = Path(
         "build/bench.json"
     ),
@@ -291,6 +303,15 @@ def bench(
                 ),
                 Benchmark.VISIBLE: lambda: arrow_visible.measure(
                     parts.streamed, seconds=visible_seconds, step=step
+                ),
+                Benchmark.BAD: lambda: bad_records.measure(
+                    parts.streamed,
+                    lambda: parts.spark,
+                    runs=runs,
+                    records=bad_of,
+                    per_range=bad_range,
+                    forms=bad_form or list(bad_records.Form),
+                    step=step,
                 ),
                 Benchmark.GAP: lambda: deploy.measure_gap(
                     parts.streamed, parts.spark, runs=streams, step=step

@@ -8,12 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+from pyarrow import compute
 
 from dagster_rebalance import (
     KafkaBatch,
@@ -25,15 +27,20 @@ from dagster_rebalance import (
 from dagster_rebalance.arrow import output as arrow
 from dagster_rebalance.spark.output import write_parquet_by_range
 from proofs.bench.streams import (
+    AT_WORK,
+    BAD,
     BATCHES,
     BOUNDS,
     COLUMNS,
     DELTA,
     GATE,
+    HOLD,
     ICEBERG_TABLE,
+    MENDED,
     PARQUET,
     PEER,
     STREAM,
+    VERSION,
     Body,
 )
 from proofs.chaos.sinks import catalog
@@ -47,6 +54,13 @@ AS_STREAMS = {"spark.sql.sources.useV1SourceList": "avro,csv,json,orc,parquet,te
 SPARK = KafkaSparkResource(remote=BODY.remote, spark_config=AS_STREAMS) if BODY.remote else None
 
 
+PLAY = Path(BODY.play)
+CODE = (PLAY / VERSION).read_text() if BODY.play else "1"
+FINDS_BAD = bool(BODY.dead) and CODE != MENDED
+NO_NUMBER = "no number"
+_BISECTED: dict[str, Any] = {"on_failure": "bisect", "max_attempts": 2, "retry_delay_s": 0}
+
+
 def _kafka(form: str) -> KafkaConsumerResource:
     return KafkaConsumerResource(
         bootstrap_servers=BODY.brokers,
@@ -55,6 +69,8 @@ def _kafka(form: str) -> KafkaConsumerResource:
         start_from="earliest" if BODY.remote or BODY.from_start else "latest",
         max_records_per_range=BODY.records_per_range,
         max_ranges_per_run=BODY.ranges_per_run,
+        dead_letter_topic=BODY.dead or None,
+        **_BISECTED if BODY.raises else {},
         max_wait_s=(None if form == STREAM else _BATCH_WAIT_S) if BODY.waits else 0,
     )
 
@@ -77,12 +93,33 @@ def _behind_gate() -> Iterator[None]:
         (gate / str(os.getpid())).touch()
 
 
+@contextmanager
+def _held(kafka_batch: KafkaBatch) -> Iterator[None]:
+    """Wait at the end of a batch while a play holds it."""
+    yield
+    first = max(range_.start for range_ in kafka_batch.offset_ranges)
+    with suppress(FileNotFoundError):  # it is held no longer
+        while BODY.play and first >= int((PLAY / HOLD).read_text()):
+            (PLAY / AT_WORK).write_text(str(os.getpid()))
+            time.sleep(_GATE_LOOK_S)
+
+
 _catalog = lru_cache(catalog)
 
 
 def _write_from_arrow(kafka_batch: KafkaBatch) -> None:
     """Replace the ranges of a batch in the output."""
-    records, ranges = _selected(kafka_batch), kafka_batch.offset_ranges
+    records: pa.RecordBatchReader | pa.Table = _selected(kafka_batch)
+    ranges = kafka_batch.offset_ranges
+    if BODY.dead:
+        rows = records.read_all()
+        is_bad = compute.and_(compute.starts_with(rows["value"], BAD.encode()), FINDS_BAD)
+        if not BODY.raises:
+            reasons = compute.if_else(is_bad, NO_NUMBER, pa.scalar(None, pa.string()))
+            rows = kafka_batch.good_rows(rows.append_column("reason", reasons), error="reason")
+        elif compute.any(is_bad).as_py():
+            raise ValueError(NO_NUMBER)
+        records = rows
     if BODY.sink == PARQUET:
         arrow.write_parquet_by_range(records, BODY.output)
     elif BODY.sink == DELTA:
@@ -110,7 +147,7 @@ def _asset(form: str) -> dg.AssetsDefinition:
 
         @dg.asset(name=f"{form}_orders")
         def converts(kafka_batch: KafkaBatch) -> None:
-            with _behind_gate():
+            with _behind_gate(), _held(kafka_batch):
                 _write_from_arrow(kafka_batch)
 
         return converts
@@ -130,7 +167,15 @@ def _asset(form: str) -> dg.AssetsDefinition:
     @dg.asset(name=f"{form}_orders")
     def writes(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
         frame = kafka_batch.dataframe(spark).selectExpr(*COLUMNS, *BOUNDS)
-        write_parquet_by_range(frame, BODY.output)
+        is_bad = f"value LIKE '{BAD}%' AND {FINDS_BAD}"
+        if BODY.raises:
+            value = f"if({is_bad}, raise_error('{NO_NUMBER}'), value) AS value"
+            frame = frame.selectExpr(*COLUMNS[:-1], value, *BOUNDS)
+        elif BODY.dead:
+            reason = f"if({is_bad}, '{NO_NUMBER}', NULL) AS reason"
+            frame = kafka_batch.good_rows(frame.selectExpr("*", reason), error="reason")
+        with _held(kafka_batch):
+            write_parquet_by_range(frame, BODY.output)
 
     return writes
 
@@ -166,7 +211,7 @@ defs = dg.Definitions.merge(
         assets=[_asset(STREAM)],
         spark=SPARK,
         name=STREAM,
-        version="1",
+        version=CODE,
         kafka_key="stream_kafka",
     ),
     build_kafka_batch_defs(

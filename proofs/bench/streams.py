@@ -45,6 +45,12 @@ PARQUET, DELTA, ICEBERG = SINKS = "parquet", "delta", "iceberg"
 COLUMNS = ("topic", "partition", "offset", "CAST(value AS STRING) AS value")
 BOUNDS = ("range_start", "range_until")
 GATE = "open"
+BAD = "bad"
+"""The beginning of bad values."""
+VERSION, HOLD, AT_WORK = "version", "hold", "at_work"
+"""Files in the folder `Body.play`."""
+MENDED = "mended"
+"""The version for which no value is bad."""
 ICEBERG_TABLE = "chaos.streamed"
 """A table in the catalog of `proofs.chaos.sinks`."""
 LIMIT_S = 120.0
@@ -76,6 +82,11 @@ class Body:
         timestamps: Whether a table has the timestamps of the records.
         gate: A folder; empty for none. The runs wait for the file `open` in it, and create a file
             named by their process id after each batch.
+        dead: The topic of the dead letters of bad values; empty for none.
+        raises: Whether a bad value raises, and its range is bisected. Otherwise it is set aside.
+        play: A folder with the version of the code; empty for none. While it has the file `hold`,
+            batches at or after the offset in it wait at their end, and write their process id into
+            the file `at_work`.
     """
 
     brokers: str
@@ -94,6 +105,9 @@ class Body:
     sink: str = ""
     timestamps: bool = False
     gate: str = ""
+    dead: str = ""
+    raises: bool = False
+    play: str = ""
 
     @property
     def environment(self) -> dict[str, str]:

@@ -20,6 +20,7 @@ from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from proofs.bench import (
     arrow_streams,
     arrow_visible,
+    bad_records,
     decoding,
     hold,
     idle,
@@ -28,6 +29,7 @@ from proofs.bench import (
     stream_spark,
     structured_streaming,
 )
+from proofs.bench.arrow_output import PARTITIONS
 from proofs.bench.dagster_cost import bytes_entry, sqlite_bytes, ticks_entries
 from proofs.bench.deploy import duplicates_entries, gap_entries, has_settled
 from proofs.bench.deploy_work import BLOCKING, POLLED, Work, Written, lost_and_doubled, ranges_of
@@ -367,6 +369,36 @@ def test_two_runs_are_compared_with_structured_streaming_by_round() -> None:
     assert "12.0 s" in rate.note
     assert (lost.met, doubled.met, doubled.ratio) == (True, False, 2)
     assert (resident.ratio, resident.met) == (510.0, False)
+
+
+def test_bad_records_are_compared_with_none_by_round_and_all_are_counted() -> None:
+    clean = bad_records.Timed(20.0, 4.0, bad_records.Wrong())
+    turns = [
+        (bad_records.Timed(22.0, 6.0, bad_records.Wrong(rows=3)), clean),
+        (bad_records.Timed(20.0, 5.0, bad_records.Wrong(letters=1)), clean),
+    ]
+    faulted = bad_records.Wrong(replayed=2)
+    took, counted = bad_records.entries_of("a form", "a case", Goal("<=", 1.1), turns, faulted)
+    assert (took.met, took.ratio) == (True, 1.05)
+    assert took.note == "CPU seconds 5.5 and 4.0"
+    assert (counted.met, counted.ratio) == (False, 6)
+    assert "rows 3, letters 1, after the replay 2" in counted.note
+
+
+def test_bad_records_are_different_and_in_all_partitions() -> None:
+    for records in (1_000, 20_000, 1_000_000):
+        found = bad_records.bad_numbers(records)
+        assert len(set(found)) == bad_records.BAD_RECORDS
+        assert max(found) < records
+        assert {number % PARTITIONS for number in found} == set(range(PARTITIONS))
+
+
+def test_lost_doubled_and_bad_rows_are_wrong() -> None:
+    rows = pa.table({"partition": [0, 0, 1, 1], "offset": [0, 1, 0, 2]})
+    assert bad_records.wrong_rows(rows, 5, [(1, 1)]) == 0
+    assert bad_records.wrong_rows(rows, 5, [(0, 1)]) == 2, "one lost, one bad"
+    assert bad_records.wrong_rows(pa.concat_tables([rows, rows]), 5, [(1, 1)]) == 4
+    assert bad_records.wrong_rows(rows, 5, ()) == 1
 
 
 def test_records_of_delta_lake_are_visible_once_the_reader_has_their_version(
