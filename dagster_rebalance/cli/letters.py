@@ -34,11 +34,10 @@ from dagster_rebalance.orchestration.operators.letter_payload import (
 )
 from dagster_rebalance.orchestration.operators.letters import (
     LetterRequest,
-    begin_replay,
     discard,
     plan_replay,
 )
-from dagster_rebalance.orchestration.operators.requests import time_of
+from dagster_rebalance.orchestration.operators.requests import Reruns, time_of
 from dagster_rebalance.orchestration.reporting.member_tables import utc
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
@@ -120,9 +119,9 @@ def letters_replay(
     with open_target(group, bootstrap_server, command_config) as target:
         place = (target.instance, target.kafka)
         plan = plan_replay(*place, request, runs_at_once=runs_at_once)
-        show_plan(plan.rerun)
+        show_plan(plan)
         typer.echo(
-            begin_replay(*place, plan) if yes else "Nothing was started: add --yes to start it."
+            Reruns(*place).begin(plan) if yes else "Nothing was started: add --yes to start it."
         )
 
 
@@ -170,6 +169,8 @@ def _print_list(topic: str, fold: LetterFold, found: Sequence[LetterEntry], limi
     if fold.malformed:
         first = one_line(fold.malformed_shown[0])
         console.print(Text(f"{fold.malformed} records are no letters; {first}"))
+    if fold.others:
+        console.print(Text(f"{fold.others} records belong to letters of other groups"))
     rows = count_letters(entry.letter for entry in found if entry.letter is not None)
     if not rows:
         console.print(Text("no letter matches"))

@@ -31,9 +31,9 @@ from dagster_rebalance.core.model.errors import BrokerError, DagsterRebalanceErr
 from dagster_rebalance.core.model.letters import LetterState
 from dagster_rebalance.orchestration.operators.letters import (
     LetterRequest,
-    begin_replay,
     plan_replay,
 )
+from dagster_rebalance.orchestration.operators.requests import Reruns
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
@@ -427,7 +427,7 @@ def _wait_for_runs(instance: dg.DagsterInstance, form: str) -> None:
 
 def _replay(instance: dg.DagsterInstance, turn: _Turn) -> None:
     request = LetterRequest((), everything=True, containing="", by="bench", why="mended")
-    begin_replay(instance, turn.resource, plan_replay(instance, turn.resource, request))
+    Reruns(instance, turn.resource).begin(plan_replay(instance, turn.resource, request))
     wait_until(
         lambda: turn.letters.counts[LetterState.REPLAYED] >= len(turn.backlog.bad),
         timeout_s=_LIMIT_S,

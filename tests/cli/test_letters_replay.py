@@ -16,14 +16,22 @@ from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.letters import LetterKind, LetterState, StateChange
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration import builders
+from dagster_rebalance.orchestration.operators.letters import LetterRequest, plan_replay
+from dagster_rebalance.orchestration.operators.replayed_letters import mark_replayed
+from dagster_rebalance.orchestration.operators.requests import Reruns
 from dagster_rebalance.orchestration.per_batch import batch_sensor
 from dagster_rebalance.orchestration.per_batch.hosted_members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
-from dagster_rebalance.orchestration.storage.run_tags import RERUN_BY_TAG, RERUN_TAG
+from dagster_rebalance.orchestration.storage.run_tags import (
+    RERUN_BY_TAG,
+    RERUN_TAG,
+    SET_ASIDE_TAG,
+)
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.cli.command_line import invoke
 from tests.cli.test_letters import AT_MS, Ward, ward
@@ -135,6 +143,11 @@ class Ground:
         self.ward.output("replay", *(keys or ("--all",)), *WHY, "--yes")
         return [self.run(request) for request in self.tick().run_requests]
 
+    def discard(self, key: str) -> None:
+        """Discard a letter."""
+        change = StateChange(key, LetterState.DISCARDED, "bob", "a test order", AT_MS + 1_000)
+        DeadLetterTopic(self.ward.resource).change([change])
+
     def states(self) -> dict[str, str]:
         """Return the state of each letter."""
         return {one["key"]: one["state"] for one in self.ward.listed("--state", "all")["letters"]}
@@ -167,14 +180,9 @@ def test_replay_processes_the_records_of_letters_and_marks_them(ground: Ground) 
     assert (request.tags[RERUN_BY_TAG], bool(request.tags[RERUN_TAG])) == ("ada", True)
     result = ground.run(request)
     assert result.success
-    assert [state for key, state in ground.states().items() if key != letters[3].key] == (
-        ["open"] * 3
-    ), "its run has succeeded, and no tick has seen it"
+    assert set(ground.states().values()) == {"open"}, "no tick has seen the success of its run"
     assert not ground.tick().run_requests
-    assert ground.states() == {
-        **{letter.key: "replayed" for letter in letters[:3]},
-        letters[3].key: "discarded",
-    }
+    assert ground.states() == {letter.key: "replayed" for letter in letters}
     (shown_letter,) = [
         one for one in ward.listed("--state", "replayed")["letters"] if one["start"] == 3
     ]
@@ -233,7 +241,7 @@ def test_letters_of_a_failed_run_and_of_records_set_aside_again_stay_open(ground
     ground.fault, ground.sets_aside = None, {3}
     (result,) = ground.replay()
     assert result.success
-    assert "set records aside again, whose letters stay" in str(ground.tick().skip_message)
+    assert "set records aside, whose letters stay" in str(ground.tick().skip_message)
     assert ground.states() == {bad.key: "open", good.key: "replayed"}
 
     ground.sets_aside = set()
@@ -243,6 +251,71 @@ def test_letters_of_a_failed_run_and_of_records_set_aside_again_stay_open(ground
     assert ground.states() == {bad.key: "replayed", good.key: "replayed"}
     with pytest.raises(ConfigurationError, match=f"{bad.key} is already replayed by ada"):
         ward.output("replay", bad.key, *WHY)
+
+
+def test_replay_of_a_range_closes_the_letters_of_its_records(ground: Ground) -> None:
+    """Also those that are not named, but not those whose record is set aside again."""
+    whole, unnamed, again = ground.failed_range(10, 15), ground.record(12), ground.record(13)
+    ground.ward.store(whole, unnamed, again)
+    ground.sets_aside = {13, 14}
+    (result,) = ground.replay(whole.key)
+    assert result.success
+    ground.tick()
+    assert ground.states() == {
+        whole.key: "replayed",
+        unnamed.key: "replayed",
+        again.key: "open",
+        ground.record(14).key: "open",
+    }
+
+
+def test_replay_that_is_refused_changes_no_letter(ground: Ground) -> None:
+    whole, one = ground.failed_range(10, 15), ground.record(12)
+    ground.ward.store(whole, one)
+    place = (ground.instance, ground.ward.resource)
+    request = LetterRequest((), everything=True, containing="", by="ada", why="the fix")
+    first, second = plan_replay(*place, request), plan_replay(*place, request)
+    Reruns(*place).begin(first)
+    with pytest.raises(ConfigurationError):
+        Reruns(*place).begin(second)
+    assert set(ground.states().values()) == {"open"}
+
+
+def test_rerun_closes_the_letters_of_its_records(ground: Ground) -> None:
+    letters = [ground.record(3), ground.record(4), ground.record(12)]
+    ground.ward.store(*letters)
+    run = dg.DagsterRun("job", tags={f"{SET_ASIDE_TAG}.1": ""})
+    run = run.with_tags({f"{SET_ASIDE_TAG}.1": f"{run.run_id} {letters[1].key}"})
+    ground.instance.add_run(run)
+    batch = RerunBatch(
+        Rerun("abc", "ada", "the fix", 0.0), 1, (OffsetRange(ground.ward.orders, 0, 0, 10),)
+    )
+    said = mark_replayed(ground.instance, ground.ward.resource, batch, run.run_id)
+    assert "set records aside, whose letters stay open" in said
+    assert [*ground.states().values()].count("open") == 2
+    assert ground.states()[letters[0].key] == "replayed"
+
+    away = ground.ward.resource.model_copy(update={"dead_letter_topic": "no-such-topic"})
+    assert "are still open" in mark_replayed(ground.instance, away, batch, run.run_id)
+
+
+def test_letter_that_is_discarded_before_its_run_is_not_processed(ground: Ground) -> None:
+    letters = [ground.record(3), ground.record(12)]
+    ground.ward.store(*letters)
+    ground.ward.output("replay", "--all", *WHY, "--yes")
+    ground.discard(letters[0].key)
+    (request,) = ground.tick().run_requests
+    assert ground.run(request).success
+    ground.tick()
+    assert positions(ground.read) == [(12, b"v12")]
+    assert ground.states() == {letters[0].key: "discarded", letters[1].key: "replayed"}
+
+
+def test_record_of_a_recreated_topic_is_not_replayed_instead_of_its_letter(ground: Ground) -> None:
+    ground.ward.store(replace(ground.record(3), timestamp_ms=AT_MS - 1_000))
+    (result,) = ground.replay()
+    assert result.success
+    assert positions(ground.read) == [(3, b"copy")]
 
 
 def test_letters_that_kafka_does_not_take_are_marked_by_the_next_tick(

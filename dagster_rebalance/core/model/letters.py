@@ -11,10 +11,11 @@ A further record with the same key, an empty value and the kind of the letter ch
 newest record of a letter counts: in the order of the topic partition, and by `dead_letter.time_ms`
 across partitions. A run that repeats a range stores no second letter for an open or discarded
 letter. The run of a rerun then has the tag `SET_ASIDE_TAG` with its own run id, so the letter is
-not replayed.
+not replayed. If the source topic was recreated, another record has the same offset, and mostly
+another timestamp. Its letter replaces the former one.
 
-Other programs may write to the topic. `parse_record` never raises, and `LetterFold` counts what is
-no letter.
+Other programs and groups may write to the topic. `parse_record` never raises, and `LetterFold`
+counts what is no letter of the group.
 """
 
 from __future__ import annotations
@@ -168,6 +169,14 @@ class Letter:
             return self.range.key
         return record_letter_key(self.range.topic, self.range.partition, self.range.start)
 
+    def is_of_same_record(self, other: Letter | None) -> bool:
+        """Whether another letter with this id has the same record, as far as timestamps tell."""
+        return (
+            other is None
+            or None in {self.timestamp_ms, other.timestamp_ms}
+            or (self.timestamp_ms == other.timestamp_ms)
+        )
+
     def stamped(self, stamp: LetterStamp) -> Letter:
         """Return the letter with the attempt that stores it."""
         return replace(self, **stamp._asdict())
@@ -209,6 +218,7 @@ class StateChange:
         why: The reason of the operator.
         run_id: The run that replayed the letter; empty for a discarded one.
         kind: The kind of the letter.
+        group_id: The group of the letter; empty for any, as in earlier versions.
     """
 
     key: str
@@ -218,6 +228,7 @@ class StateChange:
     time_ms: int
     run_id: str = ""
     kind: LetterKind = LetterKind.RECORD
+    group_id: str = ""
 
     @property
     def id(self) -> str:
@@ -233,6 +244,7 @@ class StateChange:
             by=self.by,
             why=self.why[:MAX_REASON_CHARACTERS],
             run_id=self.run_id or None,
+            group_id=self.group_id or None,
             time_ms=self.time_ms,
         )
         return LetterRecord(self.key, b"", block)
@@ -318,6 +330,7 @@ def _state_change(key: str, block: Mapping[str, bytes | None]) -> StateChange | 
         _number(block, "time_ms") or 0,
         _named(block, "run_id"),
         LetterKind(_named(block, "letter") or LetterKind.RECORD.value),
+        _named(block, "group_id"),
     )
 
 
@@ -386,18 +399,22 @@ class LetterFold:
     Reading a record again changes nothing, except for the count of malformed records.
 
     Attributes:
+        group_id: The group of the letters; empty for all groups.
         keeps_values: Whether values, keys and headers of the set-aside records are kept.
         entries: By the id of the letter.
         counts: The number of letters in each state.
         malformed: The number of records that are neither a letter nor a state.
         malformed_shown: The first of them, with their problem.
+        others: The number of records of letters of other groups.
     """
 
+    group_id: str = ""
     keeps_values: bool = True
     entries: dict[str, LetterEntry] = field(default_factory=dict)
     counts: Counter[LetterState] = field(default_factory=Counter)
     malformed: int = 0
     malformed_shown: list[str] = field(default_factory=list)
+    others: int = 0
 
     def add(self, place: Place, found: Letter | StateChange | Malformed) -> None:
         """Apply a parsed record."""
@@ -407,6 +424,9 @@ class LetterFold:
                 self.malformed_shown.append(
                     f"partition {place.partition} offset {place.offset}: {found.problem}"
                 )
+            return
+        if self.group_id and found.group_id not in {"", self.group_id}:
+            self.others += 1
             return
         entry = self.entries.get(found.id)
         if entry is not None and entry.letter is not None:
@@ -436,7 +456,7 @@ class LetterFold:
         if not _is_newer(place, letter.time_ms, entry):
             if entry.letter is None and place.partition != entry.newest.partition:
                 entry.letter, entry.place = letter, place
-        elif entry.change is None:
+        elif entry.change is None and letter.is_of_same_record(entry.letter):
             entry.repeats += 1
             entry.newest = place
         else:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.letters import LetterKind, record_letter_key
+from dagster_rebalance.core.model.letters import LetterKind
 from dagster_rebalance.core.model.run_snapshot import format_runs
 from dagster_rebalance.core.operators.rerun_selection import (
     DisjointRanges,
@@ -28,7 +28,7 @@ from dagster_rebalance.core.runs.rerun_batch import rerun_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from dagster_rebalance.core.model.letters import Letter
+    from dagster_rebalance.core.model.letters import Letter, LetterEntry
     from dagster_rebalance.core.model.offsets import Bounds, OffsetRange, TopicPartition
     from dagster_rebalance.core.model.run_snapshot import RunSnapshot
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
@@ -52,19 +52,12 @@ class GroupPositions(NamedTuple):
     recorded: Collection[OffsetRange] = ()
 
 
-class LetterSelection(NamedTuple):
-    """The ranges of a replay, and the letters of records that a letter of a range includes."""
-
-    ranges: Selection
-    included: tuple[Letter, ...]
-
-
 def select_letters(
     letters: Iterable[Letter],
     group: GroupPositions,
     runs: Iterable[RunSnapshot],
     planned: Iterable[RerunBatch],
-) -> LetterSelection:
+) -> Selection:
     """Select the ranges of letters. `planned` are the unfinished batches of all reruns.
 
     Raises:
@@ -76,7 +69,7 @@ def select_letters(
     for run in live:
         for partition in {r.topic_partition for r in run.ranges if not rerun_of(run.batch_id)}:
             of_group.setdefault(partition, []).append(run)
-    chosen, ranges, left_out, included = DisjointRanges(), [], [], []
+    chosen, ranges, left_out = DisjointRanges(), [], []
     # Ranges first: a record of a range that failed later may have a letter of its own.
     for letter in sorted(letters, key=lambda one: (one.kind is LetterKind.RECORD, one.range)):
         range_ = letter.range
@@ -84,7 +77,6 @@ def select_letters(
         why = _why_not(letter, group, working) or reruns.why_not(range_)
         if not why and (others := chosen.overlapping(range_)):
             why = f"the letter of {others[0]} includes it"
-            included += [letter] if letter.kind is LetterKind.RECORD else []
         if why:
             left_out.append(LeftOut(range_, why))
         else:
@@ -94,16 +86,20 @@ def select_letters(
         shown = "; ".join(map(str, left_out[:_MOST_NAMED]))
         msg = f"there is nothing to replay: {shown}"
         raise ConfigurationError(msg)
-    return LetterSelection(Selection(tuple(sorted(ranges)), (), tuple(left_out)), tuple(included))
+    return Selection(tuple(sorted(ranges)), (), tuple(left_out))
 
 
-def replayed_keys(ranges: Iterable[OffsetRange]) -> Iterator[tuple[LetterKind, str]]:
-    """Yield the kinds and keys that the letters of replayed ranges may have."""
-    for range_ in ranges:
-        yield LetterKind.RANGE, range_.key
-        if len(range_) == 1:
-            key = record_letter_key(range_.topic, range_.partition, range_.start)
-            yield LetterKind.RECORD, key
+def letters_in(
+    ranges: Iterable[OffsetRange], entries: Iterable[LetterEntry]
+) -> Iterator[LetterEntry]:
+    """Yield the open letters whose offsets are all in one of the ranges."""
+    known = DisjointRanges(ranges)
+    for entry in entries:
+        if entry.letter is None or entry.change is not None:
+            continue
+        own = entry.letter.range
+        if any(one.start <= own.start and own.until <= one.until for one in known.overlapping(own)):
+            yield entry
 
 
 class _Reruns:

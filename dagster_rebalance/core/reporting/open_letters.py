@@ -85,9 +85,9 @@ class OpenLetters:
 class OpenLetterFold:
     """Keeps the open letters of a topic without their records, so memory follows their number."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, group_id: str) -> None:
         self._topic = topic
-        self._fold = LetterFold(keeps_values=False)
+        self._fold = LetterFold(group_id, keeps_values=False)
 
     def add(self, place: Place, found: Letter | StateChange | Malformed) -> None:
         """Apply a record, as `LetterFold.add`."""

@@ -91,15 +91,13 @@ class RecentLetters:
 
     def read(self, reader: RangeReader, topic: str, now_ms: int) -> None:
         """Read the letters from the topic."""
-        fold = LetterFold(keeps_values=False)
+        fold = LetterFold(self._group_id, keeps_values=False)
         since_ms = max(0, now_ms - LIMIT_WINDOW_MS)
         for place, found in parsed_records(reader.read_topic(topic, since_ms=since_ms)):
             fold.add(place, found)
         self._times = {}
         self.add(
-            entry.letter
-            for entry in fold.in_state(LetterState.OPEN)
-            if entry.letter is not None and entry.letter.group_id == self._group_id
+            entry.letter for entry in fold.in_state(LetterState.OPEN) if entry.letter is not None
         )
 
     def add(self, letters: Iterable[Letter]) -> None:
@@ -181,9 +179,15 @@ class BatchLetters:
             self._on_first()
         stored = self._stored.setdefault(topic, set())
         new = {letter.key: letter for letter in chunk if letter.key not in stored}
-        known = self._known_keys(new.values(), topic) if self._is_repeat else frozenset()
         stamp = self._stamp(int(time.time() * 1000))
-        stamped = [letter.stamped(stamp) for key, letter in new.items() if key not in known]
+        known: Mapping[str, Letter] = {}
+        if self._is_repeat and new:
+            known = self._known_letters(new.values(), topic, stamp.group_id)
+        stamped = [
+            letter.stamped(stamp)
+            for key, letter in new.items()
+            if key not in known or not letter.is_of_same_record(known[key])
+        ]
         recent = self._checked(stamped, topic, stamp)
         self._producers.of(topic).store(letter.record for letter in stamped)
         if recent is not None:
@@ -229,40 +233,41 @@ class BatchLetters:
                 )
         return None
 
-    def _known_keys(self, new: Iterable[Letter], topic: str) -> frozenset[str]:
+    def _known_letters(
+        self, new: Iterable[Letter], topic: str, group_id: str
+    ) -> Mapping[str, Letter]:
         times = [letter.timestamp_ms for letter in new]
-        if not times:
-            return frozenset()
         known_times = [at for at in times if at is not None]
         since_ms = min(known_times) - _CLOCK_MARGIN_MS if len(known_times) == len(times) else None
         known = self._known.get(topic)
         if known is None or not known.covers(since_ms):
             # Records of very different age: the second read is of the whole topic.
             bound = None if known else since_ms
-            known = self._known[topic] = _KnownLetters(bound, self._read(topic, bound))
-        return known.keys
+            found = self._read(topic, bound, group_id)
+            known = self._known[topic] = _KnownLetters(bound, found)
+        return known.letters
 
-    def _read(self, topic: str, since_ms: int | None) -> frozenset[str]:
-        """Return the keys of the batch's letters that are open or discarded."""
+    def _read(self, topic: str, since_ms: int | None, group_id: str) -> Mapping[str, Letter]:
+        """Return the batch's letters of records that are open or discarded, by key."""
         origins = {f"{partition}".encode() for partition in self._ranges}
-        fold = LetterFold(keeps_values=False)
+        fold = LetterFold(group_id, keeps_values=False)
         bound = None if since_ms is None or since_ms < 0 else since_ms
         for place, found in parsed_records(
             self._reader.read_topic(topic, since_ms=bound),
             lambda key: key.rpartition(b"-")[0] in origins,
         ):
             fold.add(place, found)
-        return frozenset(
-            entry.letter.key
+        return {
+            entry.letter.key: entry.letter
             for entry in fold.in_state(LetterState.OPEN, LetterState.DISCARDED)
             if entry.letter is not None and entry.letter.kind is LetterKind.RECORD
-        )
+        }
 
 
 class _KnownLetters:
-    def __init__(self, since_ms: int | None, keys: frozenset[str]) -> None:
+    def __init__(self, since_ms: int | None, letters: Mapping[str, Letter]) -> None:
         self._since_ms = since_ms
-        self.keys = keys
+        self.letters = letters
 
     def covers(self, since_ms: int | None) -> bool:
         """Whether all letters since a time were read."""

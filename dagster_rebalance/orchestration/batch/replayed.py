@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING
 from confluent_kafka import Message
 
 from dagster_rebalance.core.model.errors import BrokerError
-from dagster_rebalance.core.model.letters import LetterKind, letter_id, record_letter_key
+from dagster_rebalance.core.model.letters import (
+    LetterKind,
+    LetterState,
+    letter_id,
+    record_letter_key,
+)
 from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.orchestration.batch.letters import letter_of
 from dagster_rebalance.orchestration.batch.records import GivenMessages
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from dagster_rebalance.core.model.letters import Letter
+    from dagster_rebalance.core.model.letters import Letter, LetterEntry
     from dagster_rebalance.kafka.reading.range_reader import RangeReader
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
@@ -34,6 +40,9 @@ def single_records(
 ) -> GivenMessages:
     """Read the records of the ranges that are single offsets.
 
+    If the log was recreated, another record has the offset, which its timestamp shows. The record
+    of the letter is then processed. That of a letter that an operator has discarded since is not.
+
     Args:
         kafka: The group.
         topic: The dead-letter topic.
@@ -46,32 +55,43 @@ def single_records(
     singles = sorted(range_ for range_ in ranges if len(range_) == 1)
     if not singles:
         return GivenMessages((), ())
+    letter_topic = DeadLetterTopic(kafka, topic)
+    known = letter_topic.read().entries
+    entries = {one: known.get(letter_id(LetterKind.RECORD, _key(one))) for one in singles}
+    wanted = [one for one in singles if not _is_discarded(entries[one])]
     with kafka.connect() as consumer:
-        starts = consumer.beginning_offsets({range_.topic_partition for range_ in singles})
-    present = [one for one in singles if one.start >= starts[one.topic_partition]]
-    wanted = {(one.topic, one.partition, one.start): one for one in present}
+        starts = consumer.beginning_offsets({range_.topic_partition for range_ in wanted})
+    present = [one for one in wanted if one.start >= starts[one.topic_partition]]
+    of_position = {(one.topic, one.partition, one.start): one for one in present}
     found: dict[OffsetRange, Message] = {}
     for message in reader.read(_spans(present)) if present else ():
         position = (message.topic() or "", message.partition() or 0, message.offset() or 0)
-        if position in wanted:
-            found[wanted[position]] = message
-    missing = {_key(one): one for one in singles if one not in found}
-    if missing:
-        letter_topic = DeadLetterTopic(kafka, topic)
-        entries = letter_topic.read().entries
-        ids = [letter_id(LetterKind.RECORD, key) for key in missing]
-        stored = [entries[one] for one in ids if one in entries and entries[one].letter]
-        for letter in letter_topic.with_records(stored):
-            if letter.kind is LetterKind.RECORD:
-                found[missing[letter.key]] = _message(letter)
-    lost = next((one for one in singles if one not in found and one not in present), None)
+        range_ = of_position.get(position)
+        if range_ is not None and _is_of(entries[range_], message):
+            found[range_] = message
+    missing = {_key(one): one for one in wanted if one not in found}
+    stored = [entry for one in missing.values() if (entry := entries[one]) and entry.letter]
+    for letter in letter_topic.with_records(stored):
+        if letter.kind is LetterKind.RECORD:
+            found[missing[letter.key]] = _message(letter)
+    lost = next((one for one in wanted if one not in found and one not in present), None)
     if lost is not None:
         msg = (
             f"the record of {lost} is neither in Kafka nor in a letter of topic {topic}: discard "
             "its letter"
         )
         raise BrokerError(msg)
-    return GivenMessages(singles, [found[one] for one in singles if one in found])
+    return GivenMessages(singles, [found[one] for one in wanted if one in found])
+
+
+def _is_discarded(entry: LetterEntry | None) -> bool:
+    return entry is not None and entry.state is LetterState.DISCARDED
+
+
+def _is_of(entry: LetterEntry | None, message: Message) -> bool:
+    """Whether a record is that of a letter, if there is one."""
+    letter = None if entry is None else entry.letter
+    return letter is None or letter_of(message, "").is_of_same_record(letter)
 
 
 def _key(range_: OffsetRange) -> str:

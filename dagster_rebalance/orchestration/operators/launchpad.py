@@ -21,7 +21,6 @@ from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebal
 from dagster_rebalance.core.runs.rerun_batch import RECORDS_PER_RUN, RUNS_AT_ONCE
 from dagster_rebalance.orchestration.operators.letters import (
     LetterRequest,
-    begin_replay,
     discard,
     letters_text,
     plan_replay,
@@ -240,8 +239,8 @@ def build_kafka_letters_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
             context.log.info(discard(context.instance, kafka, request))
             return
         plan = plan_replay(context.instance, kafka, request)
-        begin = partial(begin_replay, context.instance, kafka, plan)
-        _show_and_begin(context, plan.rerun, begin, dry_run=form.dry_run)
+        begin = partial(Reruns(context.instance, kafka).begin, plan)
+        _show_and_begin(context, plan, begin, dry_run=form.dry_run)
 
     return _operator_job(
         name,

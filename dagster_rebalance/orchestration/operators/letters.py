@@ -29,23 +29,11 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.letters import Letter, LetterEntry
+    from dagster_rebalance.core.model.letters import LetterEntry
     from dagster_rebalance.orchestration.operators.requests import RerunPlan
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 _ROWS_SHOWN = 20
-
-
-class ReplayPlan(NamedTuple):
-    """A replay before it begins.
-
-    Attributes:
-        rerun: The ranges to process again.
-        included: The letters of records that a letter of a range in the plan includes.
-    """
-
-    rerun: RerunPlan
-    included: tuple[Letter, ...]
 
 
 class LetterRequest(NamedTuple):
@@ -115,8 +103,8 @@ def plan_replay(
     request: LetterRequest,
     *,
     runs_at_once: int = RUNS_AT_ONCE,
-) -> ReplayPlan:
-    """Return the ranges that a replay of letters would process. Nothing is written.
+) -> RerunPlan:
+    """Return the ranges that a replay of letters would process. `Reruns.begin` begins it.
 
     Raises:
         BrokerError: Kafka did not answer, or refused.
@@ -124,35 +112,13 @@ def plan_replay(
     """
     topic = DeadLetterTopic(kafka, request.topic)
     letters = [entry.letter for entry in request.chosen(topic) if entry.letter is not None]
-    return ReplayPlan(
-        *Reruns(instance, kafka).plan_letters(
-            letters,
-            topic.name,
-            by=request.by.strip(),
-            reason=request.why.strip(),
-            runs_at_once=runs_at_once,
-        )
+    return Reruns(instance, kafka).plan_letters(
+        letters,
+        topic.name,
+        by=request.by.strip(),
+        reason=request.why.strip(),
+        runs_at_once=runs_at_once,
     )
-
-
-def begin_replay(
-    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, plan: ReplayPlan
-) -> str:
-    """Store a replay for the sensor, which starts its runs; return a message.
-
-    Letters of records that a letter of a range includes are discarded: the range contains them.
-
-    Raises:
-        BrokerError: Kafka did not answer, or refused.
-        ConfigurationError: A concurrent rerun has claimed some of the ranges.
-    """
-    rerun, now_ms = plan.rerun.rerun, round(time.time() * 1000)
-    why = f"replay {rerun.rerun_id} has a letter of the whole range"
-    DeadLetterTopic(kafka, rerun.letters).change(
-        StateChange(letter.key, LetterState.DISCARDED, rerun.by, why, now_ms, kind=letter.kind)
-        for letter in plan.included
-    )
-    return Reruns(instance, kafka).begin(plan.rerun)
 
 
 def discard(

@@ -1,14 +1,15 @@
-"""The letters of a replay, marked as replayed after their run has succeeded."""
+"""The open letters of a replay or rerun, marked as replayed after their run has succeeded."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.letters import LetterKind, LetterState, StateChange
-from dagster_rebalance.core.operators.replay_selection import replayed_keys
+from dagster_rebalance.core.operators.replay_selection import letters_in
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
-from dagster_rebalance.orchestration.storage.run_tags import SET_ASIDE_TAG
+from dagster_rebalance.orchestration.storage.run_tags import set_aside_of
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -25,28 +26,49 @@ def mark_replayed(
 ) -> str:
     """Mark the letters of a batch whose run has succeeded; return a message, or "".
 
-    Does nothing for the batch of another rerun. A repeated call changes nothing.
+    These are the open letters of ranges and of records in the ranges of the batch, without those
+    whose record the run has set aside again. A repeated call changes nothing.
 
     Raises:
-        BrokerError: Kafka did not answer, or refused. Call this again.
+        BrokerError: Kafka did not answer, or refused. Call this again. For another rerun than a
+            replay, the message says so instead.
     """
-    rerun = batch.rerun
-    if not rerun.letters:
+    if not (batch.rerun.letters or kafka.dead_letter_topic):
         return ""
     run = instance.get_run_by_id(run_id)
-    owner, *still_open = (run.tags.get(SET_ASIDE_TAG, "") if run else "").split() or [""]
+    still_open = None if run is None else set_aside_of(run)
     text = ""
-    if owner == run_id:
-        text = f"run {run_id[:8]} of {rerun} set records aside again, whose letters stay open"
-        if not still_open:
-            return text
-    now_ms = round(time.time() * 1000)
-    DeadLetterTopic(kafka, rerun.letters).change(
-        (
-            StateChange(key, LetterState.REPLAYED, rerun.by, rerun.reason, now_ms, run_id, kind)
-            for kind, key in replayed_keys(batch.ranges)
-            if owner != run_id or kind is LetterKind.RANGE or key not in still_open
-        ),
-        limit_s=_LIMIT_S,
-    )
+    if still_open is None or still_open:
+        text = f"run {run_id[:8]} of {batch.rerun} set records aside, whose letters stay open"
+    if still_open is None:
+        return text
+    try:
+        _mark(kafka, batch, run_id, still_open)
+    except BrokerError as error:
+        if batch.rerun.letters:
+            raise
+        return f"the letters of records that {batch.rerun} has processed are still open: {error}"
     return text
+
+
+def _mark(
+    kafka: KafkaConsumerResource, batch: RerunBatch, run_id: str, still_open: frozenset[str]
+) -> None:
+    rerun, topic = batch.rerun, DeadLetterTopic(kafka, batch.rerun.letters)
+    now_ms = round(time.time() * 1000)
+    found = [
+        letter
+        for entry in letters_in(batch.ranges, topic.read().entries.values())
+        if (letter := entry.letter) is not None
+        and (letter.kind is LetterKind.RANGE or letter.key not in still_open)
+    ]
+    if found:
+        topic.change(
+            (
+                StateChange(
+                    one.key, LetterState.REPLAYED, rerun.by, rerun.reason, now_ms, run_id, one.kind
+                )
+                for one in found
+            ),
+            limit_s=_LIMIT_S,
+        )

@@ -269,7 +269,7 @@ class Reruns:
 
     def plan_letters(
         self, letters: Sequence[Letter], topic: str, *, by: str, reason: str, runs_at_once: int
-    ) -> tuple[RerunPlan, tuple[Letter, ...]]:
+    ) -> RerunPlan:
         """Return the ranges that a replay of dead letters would process. Nothing is written.
 
         Args:
@@ -278,9 +278,6 @@ class Reruns:
             by: The operator.
             reason: The reason.
             runs_at_once: The maximum number of concurrent runs.
-
-        Returns:
-            The plan, and the letters of records that a letter of a range in the plan includes.
 
         Raises:
             BrokerError: Kafka did not answer, or refused.
@@ -291,7 +288,7 @@ class Reruns:
         named = {letter.range.topic_partition for letter in letters}
         committed, bounds = self._positions([one for one in known if one in named])
         failed = {letter.range for letter in letters if letter.kind is LetterKind.RANGE}
-        selected, included = select_letters(
+        selected = select_letters(
             letters,
             GroupPositions(
                 self._kafka.group_id,
@@ -303,7 +300,7 @@ class Reruns:
             self._store.read(),
         )
         batches = batches_of(rerun, selected.ranges, records_per_run=RECORDS_PER_RUN)
-        return RerunPlan(selected, batches), included
+        return RerunPlan(selected, batches)
 
     def begin(self, plan: RerunPlan) -> str:
         """Store a rerun for the sensor, which starts its runs; return a message.

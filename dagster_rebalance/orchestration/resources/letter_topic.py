@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,14 @@ class NewLetters:
 
     def __init__(self, kafka: KafkaConsumerResource) -> None:
         self._topic = DeadLetterTopic(kafka).name
+        self._group_id = kafka.group_id
         self._reader = kafka.reader()
         self._topic_id = ""
         self._begin()
 
     def _begin(self) -> None:
         self._positions: dict[TopicPartition, int] = {}
-        self._fold = OpenLetterFold(self._topic)
+        self._fold = OpenLetterFold(self._topic, self._group_id)
 
     def read(self) -> OpenLetters:
         """Read the records since the last call, and return the open letters.
@@ -106,7 +108,7 @@ class DeadLetterTopic:
         Raises:
             BrokerError: Kafka did not answer, or there is no such topic.
         """
-        fold = LetterFold(keeps_values=False)
+        fold = LetterFold(self._kafka.group_id, keeps_values=False)
         with closing(self._kafka.reader()) as reader:
             for place, found in parsed_records(reader.read_topic(self.name, since_ms=since_ms)):
                 fold.add(place, found)
@@ -128,7 +130,7 @@ class DeadLetterTopic:
                     yield found
 
     def change(self, changes: Iterable[StateChange], *, limit_s: float = DELIVERY_LIMIT_S) -> None:
-        """Store changes of the states of letters, and wait until Kafka has them.
+        """Store changes of the states of letters of the group, and wait until Kafka has them.
 
         Args:
             changes: The changes, at most one per letter.
@@ -137,7 +139,7 @@ class DeadLetterTopic:
         Raises:
             BrokerError: A change could not be stored; earlier ones may be. Repeat the call.
         """
-        given = list(changes)
+        given = [replace(change, group_id=self._kafka.group_id) for change in changes]
         kinds = [[one for one in given if one.kind is kind] for kind in LetterKind]
         with closing(DeadLetterProducer(self._kafka.consumer_config(), self.name)) as producer:
             for left in map(iter, kinds):  # letters of different kinds may have the same key

@@ -50,8 +50,9 @@ REFUSED_TAG = "dagster_rebalance/refused"
 REFUSAL_TAG = "dagster_rebalance/refusal"
 """Why the start check refused the run; the member shows the reason after repeated refusals."""
 SET_ASIDE_TAG = "dagster_rebalance/set_aside"
-"""The id of a rerun's run that set aside records again, so its letters are not replayed. If the
-keys of the set-aside records follow, only their letters are not."""
+"""Prefix of the tags of a rerun's run that sets records aside, one for each process: the id of the
+run, followed by the keys of the letters if they are few. These letters stay open; without keys, all
+letters of the run do."""
 BISECTED_TAG = "dagster_rebalance/bisected"
 """The failed range of which a run attempts a part, for users."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
@@ -82,6 +83,18 @@ def attempt_of(run: dg.DagsterRun) -> int:
     """Return the number of the attempt of a run that processes a batch, from 1."""
     text = run.tags.get(ATTEMPT_TAG, "")
     return int(text) if text.isascii() and text.isdecimal() else 1
+
+
+def set_aside_of(run: dg.DagsterRun) -> frozenset[str] | None:
+    """Return the keys of the letters that a rerun's run leaves open; None for all of them."""
+    keys: set[str] = set()
+    for name, text in run.tags.items():
+        owner, *named = text.split() or [""]
+        if name.startswith(SET_ASIDE_TAG) and owner == run.run_id:
+            if not named:
+                return None
+            keys.update(named)
+    return frozenset(keys)
 
 
 def rerun_tags(rerun: Rerun) -> dict[str, str]:

@@ -259,6 +259,30 @@ def test_repeat_of_an_open_letter_is_dropped_and_counted() -> None:
     assert states(repeated) == {LETTER.key: LetterState.OPEN}
 
 
+def test_letter_of_another_record_with_the_same_offset_replaces_the_former() -> None:
+    """The source topic was recreated, so its records have other timestamps."""
+    newer = replace(LETTER, timestamp_ms=(LETTER.timestamp_ms or 0) + 1, reason="new")
+    entry = fold((0, 0, LETTER), (0, 1, newer)).entries[LETTER.id]
+    assert (entry.letter, entry.place, entry.repeats) == (newer, Place(0, 1), 0)
+    without_time = replace(newer, timestamp_ms=None)
+    assert fold((0, 0, LETTER), (0, 1, without_time)).entries[LETTER.id].repeats == 1
+
+
+def test_fold_of_a_group_has_its_letters_only() -> None:
+    own, other = replace(LETTER, group_id="orders"), replace(LETTER, group_id="audit")
+    folded = LetterFold("orders")
+    for offset, found in enumerate(
+        (own, other, replace(DISCARDED, group_id="audit"), replace(RANGE, group_id=""))
+    ):
+        folded.add(Place(0, offset), found)
+    assert (folded.entries[LETTER.id].letter, folded.others) == (own, 2)
+    assert states(folded) == {LETTER.key: LetterState.OPEN, RANGE.key: LetterState.OPEN}
+    folded.add(Place(0, 9), replace(DISCARDED, group_id=""))
+    assert states(folded)[LETTER.key] is LetterState.DISCARDED
+    change = replace(DISCARDED, group_id="audit")
+    assert parse_record(*change.record) == change
+
+
 def test_record_that_is_read_twice_changes_nothing() -> None:
     records: list[tuple[int, int, Letter | StateChange | Malformed]]
     records = [(0, 0, LETTER), (0, 1, DISCARDED), (0, 2, LETTER), (0, 3, REPLAYED)]

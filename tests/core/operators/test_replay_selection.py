@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_rebalance.core.model.errors import ConfigurationError
-from dagster_rebalance.core.model.letters import Letter, LetterKind
+from dagster_rebalance.core.model.letters import (
+    Letter,
+    LetterFold,
+    LetterKind,
+    LetterState,
+    Place,
+    StateChange,
+)
 from dagster_rebalance.core.model.offsets import Bounds
 from dagster_rebalance.core.model.run_snapshot import RunSnapshot, RunState
 from dagster_rebalance.core.operators.replay_selection import (
     GroupPositions,
-    LetterSelection,
-    replayed_keys,
+    letters_in,
     select_letters,
 )
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
@@ -21,6 +27,7 @@ from tests.core.world import span, tp
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.model.offsets import OffsetRange
+    from dagster_rebalance.core.operators.rerun_selection import Selection
 
 REPLAY = Rerun("abc", "ada", "the fix", 0.0, letters="dead")
 
@@ -33,7 +40,7 @@ def failed(start: int, until: int, partition: int = 0, group_id: str = "shop") -
     return Letter(span(partition, start, until), "", kind=LetterKind.RANGE, group_id=group_id)
 
 
-def chosen(*letters: Letter, **more: Any) -> LetterSelection:  # noqa: ANN401 - facts of all kinds
+def chosen(*letters: Letter, **more: Any) -> Selection:  # noqa: ANN401 - facts of all kinds
     """The selection in a group that has committed 30 of 100 offsets and recorded each range."""
     group = GroupPositions(
         "shop",
@@ -50,8 +57,8 @@ def run(batch_id: str, *ranges: OffsetRange, state: RunState = RunState.STARTED)
 
 def test_letters_become_their_ranges_in_order() -> None:
     found = chosen(record(7), failed(20, 25), record(3), record(8, group_id=""))
-    assert found.ranges.ranges == (span(0, 3, 4), span(0, 7, 8), span(0, 8, 9), span(0, 20, 25))
-    assert (found.ranges.left_out, found.ranges.widened, found.included) == ((), (), ())
+    assert found.ranges == (span(0, 3, 4), span(0, 7, 8), span(0, 8, 9), span(0, 20, 25))
+    assert (found.left_out, found.widened) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +89,7 @@ def test_letter_that_cannot_be_replayed_is_left_out(
 
 
 def test_record_that_kafka_has_deleted_is_replayed_from_its_letter() -> None:
-    assert chosen(record(7), log=Bounds(20, 100), recorded=[]).ranges.ranges == (span(0, 7, 8),)
+    assert chosen(record(7), log=Bounds(20, 100), recorded=[]).ranges == (span(0, 7, 8),)
 
 
 def test_finished_runs_and_runs_on_other_offsets_exclude_nothing() -> None:
@@ -93,23 +100,25 @@ def test_finished_runs_and_runs_on_other_offsets_exclude_nothing() -> None:
         run("r.xyz.2", span(0, 15, 18)),
     ]
     planned = [RerunBatch(REPLAY, 1, (span(0, 10, 20),))]
-    assert chosen(record(7), runs=runs, planned=planned).ranges.ranges == (span(0, 7, 8),)
+    assert chosen(record(7), runs=runs, planned=planned).ranges == (span(0, 7, 8),)
 
 
 def test_letter_of_a_range_includes_those_of_its_records() -> None:
     found = chosen(record(7), record(12), failed(5, 9), failed(8, 10), record(7))
-    assert found.ranges.ranges == (span(0, 5, 9), span(0, 12, 13))
-    assert found.included == (record(7), record(7))
-    assert [(one.range, one.why) for one in found.ranges.left_out] == [
+    assert found.ranges == (span(0, 5, 9), span(0, 12, 13))
+    assert [(one.range, one.why) for one in found.left_out] == [
         (span(0, 8, 10), f"the letter of {span(0, 5, 9)} includes it"),
         (span(0, 7, 8), f"the letter of {span(0, 5, 9)} includes it"),
         (span(0, 7, 8), f"the letter of {span(0, 5, 9)} includes it"),
     ]
 
 
-def test_letter_of_a_range_of_one_offset_may_have_two_keys() -> None:
-    assert [*replayed_keys([span(0, 5, 9), span(1, 7, 8)])] == [
-        (LetterKind.RANGE, span(0, 5, 9).key),
-        (LetterKind.RANGE, span(1, 7, 8).key),
-        (LetterKind.RECORD, f"{tp(1)}-7"),
-    ]
+def test_letters_in_ranges_are_open_and_lie_in_one_of_them() -> None:
+    fold = LetterFold()
+    letters = [record(5), record(9), record(7, 1), failed(5, 9), failed(8, 12), failed(6, 7)]
+    for offset, letter in enumerate(letters):
+        fold.add(Place(0, offset), letter)
+    fold.add(Place(0, 20), StateChange(record(5).key, LetterState.DISCARDED, "ada", "no", 1))
+    fold.add(Place(0, 21), StateChange(record(8).key, LetterState.DISCARDED, "ada", "no", 1))
+    found = letters_in([span(0, 5, 9), span(1, 7, 8)], fold.entries.values())
+    assert [entry.letter for entry in found] == [record(7, 1), failed(5, 9), failed(6, 7)]

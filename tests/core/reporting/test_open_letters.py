@@ -36,7 +36,7 @@ def test_letters_are_counted_by_partition_and_reason_without_numbers() -> None:
 
 
 def test_only_open_letters_are_kept() -> None:
-    fold = OpenLetterFold("dead")
+    fold = OpenLetterFold("dead", "shop")
     found: list[Letter | StateChange | Malformed] = [
         *(letter(at, reason=f"row {at}") for at in range(3)),
         StateChange("orders-0-1", LetterState.REPLAYED, "ada", "", 5),
@@ -53,7 +53,7 @@ def test_only_open_letters_are_kept() -> None:
 
 
 def test_many_reasons_are_cut() -> None:
-    fold = OpenLetterFold("dead")
+    fold = OpenLetterFold("dead", "shop")
     assert str(fold.open_letters()) == "no open dead letter"
     for at in range(23):
         fold.add(Place(0, at), letter(1, partition=at))

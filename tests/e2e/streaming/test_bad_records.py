@@ -16,7 +16,6 @@ from dagster_rebalance import ConfigurationError, KafkaConsumerResource
 from dagster_rebalance.core.model.letters import LetterState
 from dagster_rebalance.orchestration.operators.letters import (
     LetterRequest,
-    begin_replay,
     plan_replay,
 )
 from dagster_rebalance.orchestration.operators.requests import Reruns
@@ -73,8 +72,8 @@ def begin(kafka: KafkaCluster, instance: dg.DagsterInstance, group: str) -> str:
     own = resource(kafka, group)
     request = LetterRequest((), everything=True, containing="", by="ada", why="mended")
     plan = plan_replay(instance, own, request)
-    begin_replay(instance, own, plan)
-    return plan.rerun.rerun.rerun_id
+    Reruns(instance, own).begin(plan)
+    return plan.rerun.rerun_id
 
 
 @pytest.mark.timeout(1200)
