@@ -284,8 +284,8 @@ def test_replay_that_is_refused_changes_no_letter(ground: Ground) -> None:
 def test_rerun_closes_the_letters_of_its_records(ground: Ground) -> None:
     letters = [ground.record(3), ground.record(4), ground.record(12)]
     ground.ward.store(*letters)
-    run = dg.DagsterRun("job", tags={f"{SET_ASIDE_TAG}.1": ""})
-    run = run.with_tags({f"{SET_ASIDE_TAG}.1": f"{run.run_id} {letters[1].key}"})
+    run = dg.DagsterRun("job")
+    run = run.with_tags({SET_ASIDE_TAG: f"{run.run_id} {letters[1].key}"})
     ground.instance.add_run(run)
     batch = RerunBatch(
         Rerun("abc", "ada", "the fix", 0.0), 1, (OffsetRange(ground.ward.orders, 0, 0, 10),)

@@ -7,7 +7,6 @@ with the reason.
 
 # No `from __future__ import annotations` here: Dagster recognizes a nested resource by its
 # evaluated annotation.
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import lru_cache, partial
@@ -161,9 +160,6 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     _spark_clients: str = PrivateAttr(default="")
     _interruptions: Interruptions | None = PrivateAttr(default=None)
     _letters: BatchLetters | None = PrivateAttr(default=None)
-    _set_aside_tag: str = PrivateAttr(
-        default_factory=lambda: f"{SET_ASIDE_TAG}.{uuid.uuid4().hex[:8]}"
-    )
     _replayed_topic: str = PrivateAttr(default="")
     _replayed: GivenMessages | None = PrivateAttr(default=None)
     _passed: PassedRecords | None = PrivateAttr(default=None)
@@ -862,12 +858,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Record which letters a rerun leaves open, if they are few; otherwise all of them."""
         keys = () if self._letters is None else self._letters.keys
         if self.is_rerun and 0 < len(keys) <= _MOST_NAMED:
-            instance.add_run_tags(run_id, {self._set_aside_tag: " ".join((run_id, *keys))})
+            instance.add_run_tags(run_id, {SET_ASIDE_TAG: " ".join((run_id, *keys))})
 
     def _mark_set_aside(self, instance: dg.DagsterInstance, run_id: str) -> None:
         """Record that a rerun did not process all of its records."""
         if self.is_rerun:
-            instance.add_run_tags(run_id, {self._set_aside_tag: run_id})
+            instance.add_run_tags(run_id, {SET_ASIDE_TAG: run_id})
 
     def _refuse(self, instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> NoReturn:
         record_run_event(instance, run, RunEvent.REFUSED)

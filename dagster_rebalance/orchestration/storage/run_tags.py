@@ -50,9 +50,8 @@ REFUSED_TAG = "dagster_rebalance/refused"
 REFUSAL_TAG = "dagster_rebalance/refusal"
 """Why the start check refused the run; the member shows the reason after repeated refusals."""
 SET_ASIDE_TAG = "dagster_rebalance/set_aside"
-"""Prefix of the tags of a rerun's run that sets records aside, one for each process: the id of the
-run, followed by the keys of the letters if they are few. These letters stay open; without keys, all
-letters of the run do."""
+"""The id of a rerun's run that sets records aside, followed by the keys of their letters if they are
+few. These letters stay open; without keys, all letters of the run do."""
 BISECTED_TAG = "dagster_rebalance/bisected"
 """The failed range of which a run attempts a part, for users."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
@@ -87,14 +86,10 @@ def attempt_of(run: dg.DagsterRun) -> int:
 
 def set_aside_of(run: dg.DagsterRun) -> frozenset[str] | None:
     """Return the keys of the letters that a rerun's run leaves open; None for all of them."""
-    keys: set[str] = set()
-    for name, text in run.tags.items():
-        owner, *named = text.split() or [""]
-        if name.startswith(SET_ASIDE_TAG) and owner == run.run_id:
-            if not named:
-                return None
-            keys.update(named)
-    return frozenset(keys)
+    owner, *keys = run.tags.get(SET_ASIDE_TAG, "").split() or [""]
+    if owner != run.run_id:  # a re-execution has the tags of its parent
+        return frozenset()
+    return frozenset(keys) if keys else None
 
 
 def rerun_tags(rerun: Rerun) -> dict[str, str]:

@@ -271,10 +271,10 @@ def test_letter_of_another_record_with_the_same_offset_replaces_the_former() -> 
 def test_fold_of_a_group_has_its_letters_only() -> None:
     own, other = replace(LETTER, group_id="orders"), replace(LETTER, group_id="audit")
     folded = LetterFold("orders")
-    for offset, found in enumerate(
-        (own, other, replace(DISCARDED, group_id="audit"), replace(RANGE, group_id=""))
-    ):
-        folded.add(Place(0, offset), found)
+    folded.add(Place(0, 0), own)
+    folded.add(Place(0, 1), other)
+    folded.add(Place(0, 2), replace(DISCARDED, group_id="audit"))
+    folded.add(Place(0, 3), replace(RANGE, group_id=""))
     assert (folded.entries[LETTER.id].letter, folded.others) == (own, 2)
     assert states(folded) == {LETTER.key: LetterState.OPEN, RANGE.key: LetterState.OPEN}
     folded.add(Place(0, 9), replace(DISCARDED, group_id=""))
