@@ -50,8 +50,8 @@ REFUSED_TAG = "dagster_rebalance/refused"
 REFUSAL_TAG = "dagster_rebalance/refusal"
 """Why the start check refused the run; the member shows the reason after repeated refusals."""
 SET_ASIDE_TAG = "dagster_rebalance/set_aside"
-"""The id of a rerun's run that sets records aside, followed by the keys of their letters if they are
-few. These letters stay open; without keys, all letters of the run do."""
+"""The id of a rerun's run that sets records aside, followed by the keys of their letters if these
+are few. These letters stay open; without keys, all letters of the run do."""
 BISECTED_TAG = "dagster_rebalance/bisected"
 """The failed range of which a run attempts a part, for users."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
