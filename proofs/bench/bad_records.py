@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 import os
+import random
 import signal
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
@@ -281,9 +282,10 @@ def entries_of(
 
 
 def bad_numbers(records: int) -> tuple[int, ...]:
-    """Return the numbers of the bad records, spread over the topic and its partitions."""
-    every = records // BAD_RECORDS // PARTITIONS * PARTITIONS
-    return tuple(every * nth + every // 2 + nth for nth in range(BAD_RECORDS))
+    """Return the numbers of the bad records: a random one in each tenth of the topic."""
+    every = records // BAD_RECORDS
+    chosen = random.Random(records)  # noqa: S311 - the same ones in each run
+    return tuple(every * nth + chosen.randrange(every) for nth in range(BAD_RECORDS))
 
 
 def _place(number: int) -> tuple[int, int]:
