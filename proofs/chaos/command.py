@@ -19,6 +19,7 @@ from rich.table import Table
 
 from dagster_rebalance.cli.app import INTERRUPTED
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
+from proofs.chaos.bad import Bad  # noqa: TC001 - typer reads the annotation
 from proofs.chaos.parts import PARTITIONS, all_parts
 from proofs.chaos.play import Play
 from proofs.chaos.report import Report, make_report
@@ -69,6 +70,12 @@ def chaos(
     sink: Annotated[
         Sink, typer.Option(help="The output. delta and iceberg imply --spark; arrow-* needs none.")
     ] = Sink.PARQUET,
+    bad: Annotated[
+        Bad | None,
+        typer.Option(
+            help="Some records are bad: the asset sets them aside, or raises. Replayed at the end."
+        ),
+    ] = None,
 ) -> None:
     """Kill, suspend and break real brokers, members, runs and Dagster at random.
 
@@ -93,6 +100,7 @@ def chaos(
             is_streaming=streaming,
             sink=sink if has_sink else None,
             with_postgres=with_postgres,
+            bad=bad,
             step=say,
             at_end=interrupts.end,
         ) as parts:
@@ -111,6 +119,7 @@ def chaos(
                 "spark": spark,
                 "sink": sink.value if has_sink else "files",
                 "storage": storage.value,
+                "bad": bad.value if bad else None,
             }
             said = report.as_json(played, seconds=time.monotonic() - began_at)
             output.parent.mkdir(parents=True, exist_ok=True)
@@ -156,6 +165,7 @@ def _tell(report: Report, console: Console) -> None:
         ("faults", report.faults),
         ("holds by outcome", report.holds),
         ("runs", report.runs),
+        ("dead letters", report.letters),
     ):
         console.print(
             f"{title}: "

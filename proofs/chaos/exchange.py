@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TOPIC = GROUP = "numbers"
 FLEETING = "fleeting"
+LETTERS = "numbers-dead"
+"""The dead-letter topic."""
 JOB = "kafka_batches"
 SENSOR = f"{JOB}_sensor"
 SESSION_TIMEOUT_S = 10
@@ -32,6 +34,7 @@ PARTITIONS_VARIABLE = "KAFKA_GROUP_PARTITIONS"
 SPARK_VARIABLE = "SPARK_CONNECT_URL"
 SINK_VARIABLE = "CHAOS_SINK"
 DATABASE_VARIABLE = "CHAOS_DATABASE"
+BAD_VARIABLE = "CHAOS_BAD"
 ROLE_VARIABLE = "CHAOS_ROLE"
 STREAMING = "streaming"
 """The role of a code location with streaming runs."""
@@ -98,6 +101,19 @@ class Exchange:
     def version(self) -> str:
         """The version of the code."""
         return self._deploys.read_text() if self._deploys.exists() else "v"
+
+    @property
+    def _mended(self) -> Path:
+        return self.root / "mended"
+
+    def mend(self) -> None:
+        """Deploy code that can process the bad records, except for those that stay bad."""
+        self._mended.touch()
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether the code is mended."""
+        return self._mended.exists()
 
     @property
     def _cut_off(self) -> Path:
@@ -203,13 +219,13 @@ class Exchange:
         """Raise an error if `fail_next` was called, once per call.
 
         Raises:
-            RuntimeError: A failure was requested.
+            ConnectionError: A failure was requested. No record is the cause.
         """
         for wanted in self._failures.iterdir():
             with suppress(FileNotFoundError):  # another run took it
                 wanted.unlink()
                 problem = "this run fails because a fault was wanted"
-                raise RuntimeError(problem)
+                raise ConnectionError(problem)
 
 
 def _limit_files(pid: int, limit: int | None) -> bool:

@@ -64,6 +64,7 @@ class Journal:
             yield
         except BaseException:
             self._write(_LEFT, batch_id)
+            self._batch_id = ""
             raise
         self._write(_DONE if is_last else _RESTS, batch_id)
 

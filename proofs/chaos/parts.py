@@ -5,6 +5,7 @@ Each member is a process: a code location, or a streaming run of one code locati
 
 from __future__ import annotations
 
+import csv
 import shutil
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,11 +27,13 @@ from dagster_rebalance.testing.spark_connect import (
 )
 from proofs.chaos.bystander import Bystander, wait_for_writes
 from proofs.chaos.exchange import (
+    BAD_VARIABLE,
     BROKERS_VARIABLE,
     DATABASE_VARIABLE,
     FLEETING,
     FOLDER_VARIABLE,
     GROUP,
+    LETTERS,
     PARTITIONS_VARIABLE,
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
@@ -44,6 +47,7 @@ from proofs.chaos.exchange import (
 from proofs.chaos.fleeting import LOCATION as AMBER
 from proofs.chaos.fleeting import Fleeting
 from proofs.chaos.sinks import CREATE, Sink
+from proofs.witness.output import Row, parquet_rows, table_rows
 from proofs.witness.producer import NumberedProducer
 
 if TYPE_CHECKING:
@@ -52,8 +56,10 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
+    from proofs.chaos.bad import Bad
 
 PARTITIONS = 6
+LETTER_PARTITIONS = 2
 RECORDS_PER_SECOND = 60
 BROKERS = (1, 2, 3)
 RELOADED = "purple"
@@ -129,6 +135,7 @@ class Parts:
         protocol: The group protocol.
         partitions: Initial number of partitions.
         is_streaming: Whether streaming runs are the members.
+        bad: How the asset treats bad records, if any are bad.
     """
 
     kafka: KafkaCluster
@@ -145,6 +152,7 @@ class Parts:
     protocol: str
     partitions: int
     is_streaming: bool
+    bad: Bad | None
 
     @property
     def locations(self) -> list[str]:
@@ -155,6 +163,20 @@ class Parts:
     def member_logs(self) -> list[Path]:
         """The log files of the members."""
         return [self.dagster.locations[name].server.log for name in self.locations]
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows of the output."""
+        output = self.exchange.output
+        if self.sink in {Sink.PARQUET, Sink.ARROW_PARQUET}:
+            yield from parquet_rows(output)
+        elif self.sink is not None and self.spark is not None:
+            yield from table_rows(self.spark.remote, self.sink.table(output))
+        elif self.sink is not None:
+            yield from (Row(*row) for row in self.sink.arrow_rows(output, self.database))
+        else:
+            for path in output.glob("*.csv"):
+                with path.open(newline="") as file:
+                    yield from (Row(*map(int, row)) for row in csv.reader(file))
 
     @property
     def logs(self) -> list[Path]:
@@ -175,6 +197,7 @@ def all_parts(
     is_streaming: bool,
     sink: Sink | None,
     with_postgres: bool,
+    bad: Bad | None,
     step: Callable[[str], None],
     at_end: Callable[[], None],
 ) -> Iterator[Parts]:
@@ -186,6 +209,7 @@ def all_parts(
         is_streaming: Whether streaming runs of one code location are the members.
         sink: The output; None for files without Spark and Arrow.
         with_postgres: Whether Dagster's storage is Postgres instead of SQLite.
+        bad: How the asset treats bad records; None if no record is bad.
         step: Receives a sentence before each start.
         at_end: Called first in the shutdown.
 
@@ -207,6 +231,9 @@ def all_parts(
                 PROTOCOL_VARIABLE: protocol,
                 PARTITIONS_VARIABLE: str(partitions),
             }
+            if bad is not None:
+                kafka.create_topic(LETTERS, LETTER_PARTITIONS)
+                env[BAD_VARIABLE] = bad.value
             spark = None
             database = ""
             if sink is not None:
@@ -280,6 +307,7 @@ def all_parts(
                 protocol,
                 partitions,
                 is_streaming,
+                bad,
             )
         finally:
             at_end()

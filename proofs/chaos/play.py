@@ -15,9 +15,11 @@ import dagster as dg
 from dagster_rebalance.core.model.errors import DagsterRebalanceError
 from dagster_rebalance.orchestration.storage.run_tags import GROUP_TAG
 from proofs.chaos import on_kafka, on_members, on_runs, on_storage, on_streams
+from proofs.chaos.bad import Bad
 from proofs.chaos.draw import Draw
 from proofs.chaos.exchange import GROUP, RUNS, SENSOR, TOPIC
 from proofs.chaos.faults import Fault, Faults, Ground, Kind
+from proofs.chaos.letters import Letters
 from proofs.chaos.parts import STREAMS
 from proofs.witness.catalogue import CatalogueReader
 
@@ -122,11 +124,15 @@ class Play:
         faults: The injected faults.
         catalogue: The records of the group in Dagster.
         ends: Observed ends of the partitions over time.
+        letters: The dead letters, if records are bad.
     """
 
     def __init__(self, parts: Parts, seed: int, say: Callable[[str], None]) -> None:
         self.catalogue = CatalogueReader(parts.instance, GROUP)
         self.ends: list[tuple[float, list[int]]] = []
+        self.letters = (
+            Letters(parts.instance, parts.kafka.bootstrap_servers, parts.bad) if parts.bad else None
+        )
         self._assigned = Assigned()
         chance = random.Random(seed)  # noqa: S311 - no secret
         strikes = STREAMING_STRIKES if parts.is_streaming else STRIKES
@@ -134,6 +140,7 @@ class Play:
         missing = {
             Kind.SPARK_KILLED: parts.spark is None,
             Kind.STORAGE_HANGS: parts.postgres is None,
+            Kind.RUN_RE_EXECUTED_IN_PART: parts.bad is Bad.BISECT,  # the job has one asset
         }
         kinds = [kind for kind in Kind if kind in strikes and not missing.get(kind)]
         self._draw = Draw(kinds, chance)
@@ -166,6 +173,12 @@ class Play:
         self._until("all faults to be repaired", lambda: not self.faults.under_way, PEACE_LIMIT_S)
         self._parts.producer.stop()
         self._until("everything to be worked off", lambda: not self._lags(), PEACE_LIMIT_S)
+        if self.letters is not None:
+            self._say("all records are committed; the bad ones are replayed with mended code")
+            self.letters.check(self._parts.producer.confirmed, self._parts.rows())
+            self._parts.exchange.mend()
+            self._until("all letters to be replayed", self.letters.replay, PEACE_LIMIT_S)
+            self.letters.discard()
         if self._parts.is_streaming:
             # Only the sensor ends a run whose launch was lost with a daemon that was killed.
             self._until("all runs to have started", self._have_all_started, PEACE_LIMIT_S)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from dagster_rebalance import (
     KafkaBatch,
@@ -28,7 +28,9 @@ from dagster_rebalance import (
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.spark.output import RANGE_KEY
+from proofs.chaos.bad import Bad, why_bad, why_bad_in_sql
 from proofs.chaos.exchange import (
+    BAD_VARIABLE,
     BROKERS_VARIABLE,
     DATABASE_VARIABLE,
     FLEETING,
@@ -36,6 +38,7 @@ from proofs.chaos.exchange import (
     GROUP,
     HEARTBEAT_TIMEOUT_S,
     JOB,
+    LETTERS,
     PARTITIONS_VARIABLE,
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
@@ -48,10 +51,11 @@ from proofs.chaos.exchange import (
     Exchange,
 )
 from proofs.chaos.journal import Journal
-from proofs.chaos.sinks import Sink, numbered
+from proofs.chaos.sinks import Sink, numbered, with_texts
 
 EXCHANGE = Exchange(Path(os.environ[FOLDER_VARIABLE]))
 ROLE = os.environ.get(ROLE_VARIABLE)
+BAD = Bad(os.environ[BAD_VARIABLE]) if BAD_VARIABLE in os.environ else None
 SINK = Sink(os.environ.get(SINK_VARIABLE, Sink.PARQUET.value))
 # The log of a member explains a stall; the ticks that show it may not come.
 _MEMBER_LOG = logging.StreamHandler()
@@ -62,6 +66,7 @@ _LOGGER.setLevel(logging.INFO)
 _LOGGER.propagate = False
 LONGEST_WORK_S = 9.0
 LONGEST_STREAMED_WORK_S = 4.0
+LONGEST_PART_S = 1.0
 LONGEST_CUT_OFF_S = 60.0
 READ_LIMIT_S = 60.0
 
@@ -76,29 +81,50 @@ def journal(run_id: str) -> Journal:
 
 @contextmanager
 def step(run_id: str, batch: KafkaBatch, *, is_last: bool) -> Iterator[None]:
-    """Write an event of an asset to the journal."""
+    """Write an event of an asset to the journal. That of a replay is no work of the group."""
+    if batch.is_rerun:
+        yield
+        return
     keys = [range_.key for range_ in batch.offset_ranges]
     with journal(run_id).step(batch.batch_id, keys, is_last=is_last):
         yield
 
 
 @contextmanager
-def at_work(run_id: str) -> Iterator[None]:
+def at_work(run_id: str, batch: KafkaBatch) -> Iterator[None]:
     """Register a run as working, longer than its work takes, to let faults hit it.
 
     A streaming run is also registered between its batches.
     """
-    with nullcontext() if ROLE == STREAMING else EXCHANGE.at_work(run_id):
+    is_streaming = ROLE == STREAMING and not batch.is_rerun
+    with nullcontext() if is_streaming else EXCHANGE.at_work(run_id):
         yield
         chance = random.random()  # noqa: S311 - no secret
         # Most batches of a streaming run are short: many of them overlap in time.
-        work_s = (
-            chance**4 * LONGEST_STREAMED_WORK_S if ROLE == STREAMING else chance * LONGEST_WORK_S
-        )
-        time.sleep(work_s)
+        work_s = chance**4 * LONGEST_STREAMED_WORK_S if is_streaming else chance * LONGEST_WORK_S
+        # A search has many parts.
+        time.sleep(min(work_s, LONGEST_PART_S) if batch.failed_ranges else work_s)
         deadline_at = time.monotonic() + LONGEST_CUT_OFF_S
         while EXCHANGE.is_cut_off(run_id) and time.monotonic() < deadline_at:
             time.sleep(0.2)
+
+
+@contextmanager
+def copying(context: dg.AssetExecutionContext, batch: KafkaBatch) -> Iterator[None]:
+    """Surround the work of the first asset, which is the only one with bisection."""
+    run_id, is_last = context.run.run_id, BAD is Bad.BISECT
+    with step(run_id, batch, is_last=is_last):
+        with at_work(run_id, batch):
+            yield
+        if is_last:
+            note(batch)
+
+
+def note(batch: KafkaBatch) -> None:
+    """Write an empty file per range. Fails on request."""
+    EXCHANGE.fail_if_wanted()
+    for range_ in batch.offset_ranges:
+        (EXCHANGE.noted / range_.key).touch()
 
 
 @contextmanager
@@ -120,34 +146,63 @@ def reader() -> Iterator[Consumer]:
         consumer.close()
 
 
-def numbers(consumer: Consumer, range_: OffsetRange) -> Iterator[tuple[int, int]]:
-    """Yield the offset and the number of each record of a range."""
+def messages(consumer: Consumer, range_: OffsetRange) -> Iterator[Message]:
+    """Yield the records of a range."""
     consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
     offset, deadline_at = range_.start, time.monotonic() + READ_LIMIT_S
     while offset < range_.until:
         message = consumer.poll(1.0)
         if message is not None and message.error() is None:
             offset = int(message.offset() or 0) + 1
-            yield offset - 1, json.loads(message.value() or b"{}")["number"]
+            yield message
         elif time.monotonic() > deadline_at:
             problem = f"{range_} could not be read to its end within {READ_LIMIT_S:g} s"
             raise TimeoutError(problem)
 
 
+def number_in(message: Message) -> int:
+    """Return the number of a record."""
+    return int(json.loads(message.value() or b"{}")["number"])
+
+
+def good_numbers(
+    consumer: Consumer, batch: KafkaBatch, range_: OffsetRange
+) -> Iterator[tuple[int, int]]:
+    """Yield the offset and the number of each good record of a range.
+
+    Raises:
+        ValueError: A record is bad, and bisection has to find it.
+    """
+    for message in messages(consumer, range_):
+        number = number_in(message)
+        why = why_bad(number, is_mended=EXCHANGE.is_mended) if BAD else None
+        if why is None:
+            yield int(message.offset() or 0), number
+        elif BAD is Bad.SET_ASIDE:
+            batch.set_aside(message, why)
+        else:
+            raise ValueError(why)
+
+
 @dg.asset(name="copied")
 def copied_by_hand(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
-    """Copy the records with plain Python, into a file per range."""
-    run_id = context.run.run_id
-    with step(run_id, kafka_batch, is_last=False), at_work(run_id), reader() as consumer:
+    """Copy the records with plain Python, into a file per range.
+
+    The file of a range with a record that raises is published, too: a part of the range deletes it.
+    """
+    with copying(context, kafka_batch), reader() as consumer:
         for range_ in kafka_batch.offset_ranges:
             part = EXCHANGE.output / f"{range_.key}.{context.run.run_id}"
-            with part.open("w", newline="") as file:
-                rows = csv.writer(file)
-                rows.writerows(
-                    (number, range_.partition, offset, range_.start, range_.until)
-                    for offset, number in numbers(consumer, range_)
-                )
-            part.replace(EXCHANGE.output / f"{range_.key}.csv")
+            try:
+                with part.open("w", newline="") as file:
+                    rows = csv.writer(file)
+                    for offset, number in good_numbers(consumer, kafka_batch, range_):
+                        place = (range_.partition, offset, range_.start, range_.until)
+                        rows.writerow((number, *place))
+            finally:
+                for failed in kafka_batch.failed_ranges:
+                    (EXCHANGE.output / f"{failed.key}.csv").unlink(missing_ok=True)
+                part.replace(EXCHANGE.output / f"{range_.key}.csv")
 
 
 @dg.asset(name="copied")
@@ -155,19 +210,37 @@ def copied_by_spark(
     context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, spark: KafkaSparkResource
 ) -> None:
     """Copy the records with Spark."""
-    run_id = context.run.run_id
-    with step(run_id, kafka_batch, is_last=False), at_work(run_id):
+    with copying(context, kafka_batch):
         number = "from_json(string(value), 'number BIGINT').number AS number"
         frame = kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number)
+        if BAD:
+            why = why_bad_in_sql("number", is_mended=EXCHANGE.is_mended)
+            frame = frame.selectExpr("*", f"{why} AS why")
+        if BAD is Bad.SET_ASIDE:
+            frame = kafka_batch.good_rows(frame, error="why")
+        elif BAD is Bad.BISECT:
+            number = "CASE WHEN why IS NULL THEN number ELSE bigint(raise_error(why)) END"
+            frame = frame.selectExpr(*RANGE_KEY, "offset", f"{number} AS number")
         SINK.write(frame, EXCHANGE.output, kafka_batch.offset_ranges)
 
 
 @dg.asset(name="copied")
 def copied_by_arrow(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     """Copy the records from Arrow, without Spark."""
-    run_id = context.run.run_id
-    with step(run_id, kafka_batch, is_last=False), at_work(run_id):
-        records = numbered(kafka_batch.arrow())
+
+    def good_rows(rows: Any) -> Any:  # noqa: ANN401 - pyarrow has no types
+        if BAD is None:
+            return rows
+        is_mended = EXCHANGE.is_mended
+        whys = [why_bad(number, is_mended=is_mended) for number in rows["number"].to_pylist()]
+        if BAD is Bad.SET_ASIDE:
+            return kafka_batch.good_rows(with_texts(rows, "why", whys), error="why")
+        for why in filter(None, whys):
+            raise ValueError(why)
+        return rows
+
+    with copying(context, kafka_batch):
+        records = numbered(kafka_batch.arrow(), good_rows)
         database = os.environ.get(DATABASE_VARIABLE, "")
         SINK.write_arrow(records, EXCHANGE.output, kafka_batch.offset_ranges, database)
 
@@ -178,21 +251,16 @@ def passed_on(fleeting_batch: KafkaBatch) -> None:
     with reader() as consumer:
         for range_ in fleeting_batch.offset_ranges:
             part = EXCHANGE.fleeting / f"{range_.key}.part"
-            read = numbers(consumer, range_)
-            part.write_text("\n".join(str(number) for _, number in read))
+            read = messages(consumer, range_)
+            part.write_text("\n".join(str(number_in(message)) for message in read))
             part.replace(part.with_suffix(".txt"))
 
 
 @dg.asset(deps=["copied"])
 def noted(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
-    """Write an empty file per range: a success of the first asset alone must not commit.
-
-    Fails on request.
-    """
+    """Note the ranges: a success of the first asset alone must not commit."""
     with step(context.run.run_id, kafka_batch, is_last=True):
-        EXCHANGE.fail_if_wanted()
-        for range_ in kafka_batch.offset_ranges:
-            (EXCHANGE.noted / range_.key).touch()
+        note(kafka_batch)
 
 
 PROTOCOL = os.environ[PROTOCOL_VARIABLE]
@@ -233,11 +301,14 @@ kafka = KafkaConsumerResource(
     # The witness reads the progress from Dagster.
     record_every_s=10.0 if ROLE == STREAMING else None,
     records_per_minute=6_000.0,
-    **BOTH,
+    **{**BOTH, **(BAD.settings if BAD else {})},
+    dead_letter_topic=LETTERS if BAD else None,
+    max_dead_letters="50%" if BAD else None,
 )
 copied = copied_by_spark if WITH_SPARK else copied_by_hand
 if SINK.is_of_arrow:
     copied = copied_by_arrow
+assets = [copied] if BAD is Bad.BISECT else [copied, noted]
 if ROLE == FLEETING:
     defs = build_kafka_batch_defs(
         kafka=KafkaConsumerResource(group_id=FLEETING, topics=[FLEETING], lease_s=20.0, **BOTH),
@@ -248,11 +319,11 @@ if ROLE == FLEETING:
 elif ROLE == STREAMING:
     defs = build_kafka_stream_defs(
         kafka=kafka,
-        assets=[copied, noted],
+        assets=assets,
         runs=RUNS,
         name=JOB,
         version=EXCHANGE.version,
         **WITH_SPARK,
     )
 else:
-    defs = build_kafka_batch_defs(kafka=kafka, assets=[copied, noted], name=JOB, **WITH_SPARK)
+    defs = build_kafka_batch_defs(kafka=kafka, assets=assets, name=JOB, **WITH_SPARK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -12,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.model.claims import decode
+from dagster_rebalance.core.model.letters import LetterFold
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.runs.rerun_batch import rerun_of
 from dagster_rebalance.orchestration.storage.run_tags import BATCH_TAG, GROUP_TAG, ranges_in
+from proofs.chaos.bad import Bad
 from proofs.chaos.exchange import GROUP, SENSOR, TOPIC
 from proofs.chaos.faults import Kind
+from proofs.chaos.letters import expected, wrong_letters, wrong_states
 from proofs.chaos.reasons import Evidence, reasons
-from proofs.chaos.sinks import Sink
 from proofs.chaos.stalls import History, Judgement, RunSeen, judge
 from proofs.chaos.streams import FREEZES, Streams, claimed_by, range_of
 from proofs.witness.offsets_topic import StoredOffset, commits_in, read_group
-from proofs.witness.output import Output, Row, compare_output, parquet_rows, table_rows
+from proofs.witness.output import Output, compare_output
 from proofs.witness.owners import changes_of_owner, stored_without_owning
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class Report:
     stalls: Judgement
     holds: Mapping[str, int]
     runs: Mapping[str, int]
+    letters: Mapping[str, int]
     streams: Streams | None = None
     wrong: list[str] = field(default_factory=list)
 
@@ -73,6 +76,7 @@ class Report:
             "stalls_over_2s": len(self.stalls.stalls),
             "holds": dict(self.holds),
             "runs": dict(self.runs),
+            "letters": dict(self.letters),
             **({} if self.streams is None else self.streams.figures),
             "commits": self.commits,
             "materialisations_missing": self.shown.missing,
@@ -92,9 +96,14 @@ def make_report(parts: Parts, play: Play) -> Report:
     play.catalogue.read()
     log = read_group(parts.kafka.bootstrap_servers, GROUP)
     produced = parts.producer.confirmed
-    output = compare_output(produced, _rows(parts))
+    letters, fold = play.letters.read() if play.letters is not None else ([], LetterFold())
+    output = compare_output(expected(produced) if parts.bad else produced, parts.rows())
     commits, went_back = commits_in(one for one in log if isinstance(one, StoredOffset))
-    records = list(_runs(parts.instance))
+    records = [
+        record
+        for record in _runs(parts.instance)
+        if not rerun_of(record.dagster_run.tags.get(BATCH_TAG, ""))
+    ]
     runs = [_seen(record) for record in records]
     recorded = play.catalogue.recorded
     assigned = [event for event in play.catalogue.events if event.kind == "assigned"]
@@ -129,12 +138,16 @@ def make_report(parts: Parts, play: Play) -> Report:
     )
     judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)
     noted = [range_of(path.name) for path in parts.exchange.noted.iterdir()]
+    if parts.bad is Bad.BISECT:
+        noted += [letter.range for letter in letters]
     made = [commit.range for commit in commits]
     reached = [(range_.topic_partition, range_.until) for range_ in made]
     wrong = [f"committed without the second asset: {one}" for one in uncovered(noted, reached)]
     for member_log in parts.member_logs:
         wrong += failures_in(member_log.read_text(errors="replace").splitlines())
     wrong += parts.fleeting.problems if parts.fleeting is not None else []
+    if play.letters is not None:
+        wrong += [*play.letters.problems, *wrong_letters(produced, letters), *wrong_states(fold)]
     wrong += [f"record {number} is lost" for number in output.lost]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
     wrong += [
@@ -159,6 +172,7 @@ def make_report(parts: Parts, play: Play) -> Report:
         stalls=judgement,
         holds=Counter(hold.outcome for hold in play.catalogue.holds),
         runs=Counter(record.dagster_run.status.value for record in records),
+        letters={state.value: count for state, count in fold.counts.items() if count},
         streams=streams,
         wrong=wrong,
     )
@@ -247,22 +261,6 @@ def _recorders(recorded: Iterable[Recorded]) -> str:
         f"[{one.range.start}, {one.range.until})"
         for one in recorded
     )
-
-
-def _rows(parts: Parts) -> Iterator[Row]:
-    output = parts.exchange.output
-    if parts.sink in {Sink.PARQUET, Sink.ARROW_PARQUET}:
-        yield from parquet_rows(output)
-        return
-    if parts.sink is not None:
-        if parts.spark is not None:
-            yield from table_rows(parts.spark.remote, parts.sink.table(output))
-        else:
-            yield from (Row(*row) for row in parts.sink.arrow_rows(output, parts.database))
-        return
-    for path in output.glob("*.csv"):
-        with path.open(newline="") as file:
-            yield from (Row(*map(int, row)) for row in csv.reader(file))
 
 
 def _runs(instance: dg.DagsterInstance) -> Iterator[dg.RunRecord]:
@@ -395,7 +393,7 @@ def _histories(
             name=f"{TOPIC}-{number}",
             ends=[(at, ends[number]) for at, ends in play.ends if number < len(ends)],
             commits=[(one.at, one.offset) for one in stored[number]],
-            claims=list(_claims(stored[number])),
+            claims=list(claimed_in(stored[number])),
             runs=worked[number],
             owners=owners.get(number, []),
         )
@@ -403,11 +401,12 @@ def _histories(
     ]
 
 
-def _claims(stored: Iterable[StoredOffset]) -> Iterator[tuple[float, int]]:
-    """Return the end and the first claim of each claimed range."""
-    known = 0
+def claimed_in(stored: Iterable[StoredOffset]) -> Iterator[tuple[float, int]]:
+    """Return the end and the first claim of each batch. A part of a bisected range is a batch."""
+    known = set()
     for one in stored:
         for claim in decode(OffsetAndMetadata(one.offset, one.metadata)).claims:
-            if claim.until > known:
-                known = claim.until
+            batch = (claim.batch_id, claim.until)
+            if batch not in known:
+                known.add(batch)
                 yield one.at, claim.until

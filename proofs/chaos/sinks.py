@@ -13,7 +13,7 @@ from dagster_rebalance.arrow import output as arrow
 from dagster_rebalance.spark import output as spark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame
@@ -104,8 +104,13 @@ def catalog(output: Path) -> Any:
     return found
 
 
-def numbered(records: Any) -> Any:
-    """Return a reader of the same records, with the number in place of the value."""
+def numbered(records: Any, good_rows: Callable[[Any], Any]) -> Any:
+    """Return a reader of the good records, with the number in place of the value.
+
+    Args:
+        records: A reader.
+        good_rows: Returns the good rows of a batch with the columns of the output.
+    """
     import pyarrow as pa  # noqa: PLC0415 - only for the sinks of Arrow
 
     names = [name for name in COLUMNS if name != "number"]
@@ -116,6 +121,13 @@ def numbered(records: Any) -> Any:
         for batch in records:
             numbers = [json.loads(value)["number"] for value in batch["value"].to_pylist()]
             columns = [pa.array(numbers, pa.int64()), *(batch[one.name] for one in fields)]
-            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+            yield good_rows(pa.RecordBatch.from_arrays(columns, schema=schema))
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def with_texts(rows: Any, name: str, texts: Sequence[str | None]) -> Any:
+    """Return rows with one more column, of texts."""
+    import pyarrow as pa  # noqa: PLC0415 - only for the sinks of Arrow
+
+    return rows.append_column(name, pa.array(texts, pa.string()))

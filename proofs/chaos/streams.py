@@ -17,6 +17,7 @@ import dagster as dg
 
 from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.runs.bisection import Part, PartKind
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from proofs.chaos.exchange import HEARTBEAT_TIMEOUT_S
 from proofs.chaos.faults import Fault, Kind
@@ -211,7 +212,10 @@ def claimed_by(log: Iterable[object]) -> dict[StoredOffset, str]:
         if not isinstance(record, StoredOffset):
             continue
         for claim in decode(OffsetAndMetadata(record.offset, record.metadata)).claims:
-            batch = StreamBatch.parse(claim.batch_id)
+            batch, part = StreamBatch.parse(claim.batch_id), Part.parse(claim.batch_id)
+            # A part that is not attempted yet names the run that failed on the whole range.
+            if part is not None and part.kind is not PartKind.TRIED:
+                continue
             name = (record.partition, claim.batch_id)
             if batch is not None and name not in known:
                 known.add(name)

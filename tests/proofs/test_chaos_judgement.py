@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.core.runs.bisection import Part, PartKind
 from proofs.chaos.bystander import SQLITE_FILES, Bystander, wait_for_writes
 from proofs.chaos.draw import Draw
 from proofs.chaos.faults import Fault, Kind
 from proofs.chaos.play import Assigned
 from proofs.chaos.reasons import Evidence, reasons
-from proofs.chaos.report import covered_twice, failures_in, shown_again, uncovered
+from proofs.chaos.report import claimed_in, covered_twice, failures_in, shown_again, uncovered
 from proofs.chaos.spans import Span, without
 from proofs.chaos.stalls import Explained, History, Judgement, RunSeen, clock, judge
 from proofs.witness.catalogue import Event, HoldSeen, Recorded
+from proofs.witness.offsets_topic import StoredOffset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +122,22 @@ def test_batch_of_a_failed_run_waits_for_the_next_run() -> None:
     assert _stalls(replace(WORKED_OFF, runs=[again[0], again[2]], commits=[(60.0, 9)])) == [
         Span(30.0, 50.4)
     ]
+
+
+def test_each_part_of_a_bisected_range_is_claimed_at_its_own_time() -> None:
+    whole, first, second = (
+        encode(StoredPartition(offset, (Claim(until, batch_id),)))
+        for offset, until, batch_id in (
+            (0, 8, "b"),
+            (0, 4, f"{Part('b', PartKind.NEXT, 0, 8)}"),
+            (4, 8, f"{Part('b', PartKind.NEXT, 0, 8)}"),
+        )
+    )
+    log = [
+        StoredOffset("numbers", "numbers", 0, one.offset, at, one.metadata)
+        for at, one in enumerate([whole, whole, first, second, second], 1)
+    ]
+    assert [*claimed_in(log)] == [(1, 8), (3, 4), (4, 8)]
 
 
 def test_batch_found_by_a_new_owner_waits_for_its_ticks() -> None:

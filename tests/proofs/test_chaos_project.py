@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from proofs.chaos.bad import Bad
 from proofs.chaos.exchange import (
+    BAD_VARIABLE,
     BROKERS_VARIABLE,
     FLEETING,
     FOLDER_VARIABLE,
@@ -21,14 +23,19 @@ from proofs.chaos.exchange import (
 MODULE = "proofs.chaos.project"
 
 
-@pytest.mark.parametrize("role", ["", STREAMING, FLEETING], ids=["main", "streaming", "fleeting"])
-def test_project_loads_in_each_role(role: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("role", "bad"),
+    [("", Bad.BISECT), (STREAMING, Bad.SET_ASIDE), (FLEETING, None)],
+    ids=["main", "streaming", "fleeting"],
+)
+def test_project_loads_in_each_role(role: str, bad: Bad | None, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     given = {
         BROKERS_VARIABLE: "nowhere:9092",
         FOLDER_VARIABLE: str(tmp_path),
         PROTOCOL_VARIABLE: "consumer",
         ROLE_VARIABLE: role,
+        **({BAD_VARIABLE: bad.value} if bad else {}),
     }
     done = subprocess.run(
         [Path(sys.executable).with_name("dagster"), "definitions", "validate", "-m", MODULE],

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.runs.bisection import Part, PartKind
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from proofs.chaos.faults import Fault, Kind
 from proofs.chaos.journal import BodySeen, Journal, read_journals
 from proofs.chaos.parts import member_of
@@ -19,6 +22,7 @@ from proofs.chaos.streams import (
     Streams,
     Worked,
     at_once,
+    claimed_by,
     done_again,
     runs_of,
     taken_over_after_s,
@@ -26,6 +30,7 @@ from proofs.chaos.streams import (
     without_a_fault,
 )
 from proofs.witness.catalogue import Event, Recorded
+from proofs.witness.offsets_topic import StoredOffset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +71,30 @@ def test_journal_has_the_end_of_each_batch(tmp_path: Path) -> None:
     assert [one.is_done for one in seen] == [True, False, False, False]
     assert [one.ended_at is None for one in seen] == [False, False, False, True]
     assert {(one.run_id, one.keys) for one in seen} == {(ONE, (KEY,))}
+
+
+def test_journal_has_a_repeated_attempt_as_a_batch(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / ONE)
+    with suppress(ValueError), journal.step("s.1.1", [KEY], is_last=True):
+        raise ValueError
+    with journal.step("s.1.1", [KEY], is_last=True):
+        pass
+    assert [one.is_done for one in read_journals(tmp_path)] == [False, True]
+
+
+def test_part_that_waits_is_no_claim_of_the_run_in_its_batch_id() -> None:
+    """The next owner halves a range whose batch id names the run that failed on it."""
+    whole = StreamBatch.parse("s.11111111-run.1.3")
+    assert whole is not None
+    kept = str(Part(str(whole), PartKind.NEXT, 0, 8))
+    tried = str(Part("s.22222222-run.1.1", PartKind.TRIED, 0, 8))
+    halved, claimed = (
+        StoredOffset("numbers", "numbers", 0, one.offset, at, one.metadata)
+        for at, one in enumerate(
+            encode(StoredPartition(0, (Claim(4, batch_id),))) for batch_id in (kept, tried)
+        )
+    )
+    assert claimed_by([halved, claimed]) == {claimed: SECOND}
 
 
 def test_concurrent_batches_on_one_offset_are_reported() -> None:
