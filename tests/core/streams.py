@@ -75,7 +75,9 @@ class Stream(Member):
         assert ended is not None, "no batch is at work"
         began = StreamBatch.parse(ended.batch_id)
         if outcome is BatchOutcome.FAILED and began is not None:
-            self.failed[ended.batch_id] = FailedAttempt(self.run_id, began.attempt, "", cause)
+            self.failed[ended.batch_id] = FailedAttempt(
+                self.run_id, began.attempt, "it raised", cause
+            )
             for range_ in ended.ranges:
                 self.world.failed[range_] = self.failed[ended.batch_id]
         if outcome is BatchOutcome.SUCCEEDED:

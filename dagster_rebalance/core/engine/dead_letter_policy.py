@@ -25,6 +25,7 @@ from dagster_rebalance.core.runs.progress import (
     Succeeded,
 )
 from dagster_rebalance.core.runs.retry import describe_failures, why_blocked
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.batches.engine_settings import EngineSettings
@@ -41,8 +42,14 @@ def due_letter(owned: OwnedPartition, now: float, settings: EngineSettings) -> D
     entry, retry_s = _settled_by_letter(owned, settings), settings.retry_s
     if entry is None or not isinstance(entry.progress, Exhausted) or _is_halved(entry, settings):
         return None
+    is_stream = StreamBatch.parse(entry.batch_id) is not None
     command = StoreDeadLetter(
-        entry.range, owned.epoch, entry.batch_id, entry.progress.run_ids, settings.bisects
+        entry.range,
+        owned.epoch,
+        entry.batch_id,
+        entry.progress.run_ids,
+        settings.bisects,
+        error=entry.progress.reason if is_stream else "",
     )
     letter = owned.dead_letter
     if letter is None or letter.command.range != entry.range:

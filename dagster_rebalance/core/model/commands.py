@@ -342,6 +342,7 @@ class StoreDeadLetter:
     Attributes:
         run_ids: The runs that failed on the range, oldest first.
         is_record: Whether the letter has the record instead of the range.
+        error: The error that a streaming run stored for its batch; empty if unknown.
     """
 
     doing: ClassVar[str] = "storing a dead letter"
@@ -350,6 +351,7 @@ class StoreDeadLetter:
     batch_id: str
     run_ids: tuple[str, ...]
     is_record: bool = False
+    error: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

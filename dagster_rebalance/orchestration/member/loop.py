@@ -546,8 +546,14 @@ class MemberLoop:
         return events.CommitsRecorded(commits)
 
     def _read_failure(self, letter: commands.StoreDeadLetter) -> None:
-        """Read why the last run failed, once for all ranges of the batch, and store the letters."""
+        """Read why the last run failed, once for all ranges of the batch, and store the letters.
+
+        Dagster's events of a streaming run do not have the errors of its batches.
+        """
         letters = self.dependencies.dead_letters
+        if letter.error:
+            self._store(letter, letter.error)
+            return
         if letters is None or not letters.is_under_way(letter.range):
             attempt = (letter.run_ids[-1], letter.batch_id)
             waiting = self._letters.setdefault(attempt, {})

@@ -187,6 +187,14 @@ def test_records_are_processed_once_or_become_letters_through_crashes(
     assert len(group.calls) <= SETTINGS.max_attempts + wasted + len(bad) * (2 * levels + 1)
 
 
+@pytest.mark.parametrize(("form", "error"), [(PerBatch, ""), (Streaming, "it raised")])
+def test_letter_has_the_error_of_a_batch_of_a_streaming_run(form: type[Group], error: str) -> None:
+    """That of another run is in Dagster's events."""
+    group = form(4)
+    play(group, {2}, until=4)
+    assert {letter.error for letter in group.world.kafka.letters} == {error}
+
+
 @FORMS
 def test_record_whose_attempts_shared_a_run_is_attempted_alone_first(form: type[Group]) -> None:
     group = form(1, replace(SETTINGS, max_attempts=1), partitions=2)

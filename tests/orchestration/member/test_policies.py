@@ -250,6 +250,18 @@ def test_reason_of_the_letters_of_a_batch_is_read_once(instance: dg.DagsterInsta
     assert bench.ledger.whys == read + 2, "an answered request is not pending any more"
 
 
+def test_error_of_a_streaming_run_is_not_read_from_dagster(instance: dg.DagsterInstance) -> None:
+    bench, _ = exhausted(instance)
+    bench.until(lambda: bench.producer.sent)
+    (owned,) = bench.engine.partitions.values()
+    assert owned.dead_letter is not None
+    stored: list[str] = []
+    bench.member_loop._store = lambda _, error: stored.append(error)  # type: ignore[method-assign, assignment]
+    read = bench.ledger.whys
+    bench.member_loop._read_failure(replace(owned.dead_letter.command, error="it raised"))
+    assert (stored, bench.ledger.whys) == (["it raised"], read)
+
+
 def test_member_polls_between_the_answers_to_many_letters(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
