@@ -2,7 +2,8 @@
 
 A letter counts as stored when all in-sync replicas of the dead-letter topic have it. A batch may
 process a range that an earlier attempt has processed. It then reads the letters of its partitions
-from the topic first, and stores no second letter for a record.
+from the topic first, and stores no second letter for a record. If it has processed a record that
+an earlier attempt set aside, it marks the letter as replayed, so that no replay doubles the record.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +27,7 @@ from dagster_rebalance.core.model.letters import (
     LetterFold,
     LetterKind,
     LetterState,
+    StateChange,
 )
 from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
@@ -174,6 +177,49 @@ class BatchLetters:
                 self._store(chunk, topic)
         return number
 
+    def close_processed(self, topic: str) -> int:
+        """Mark the letters of earlier attempts on records that this one has processed.
+
+        Call this method after the success of a batch that an earlier attempt may have processed.
+
+        Returns:
+            The number of letters.
+
+        Raises:
+            BrokerError: Kafka did not answer, or refused.
+        """
+        stamp = self._stamp(int(time.time() * 1000))
+        kept = self._stored.get(topic, set())
+        found = self._read(topic, self._first_ms(), stamp.group_id, LetterState.OPEN)
+        changes = [
+            StateChange(
+                key,
+                LetterState.REPLAYED,
+                "dagster_rebalance",
+                f"attempt {stamp.attempt} on its range has processed the record",
+                stamp.time_ms,
+                stamp.run_id,
+                group_id=stamp.group_id,
+            )
+            for key, letter in found.items()
+            if key not in kept and self._has(letter.range)
+        ]
+        self._producers.of(topic).store(change.record for change in changes)
+        return len(changes)
+
+    def _first_ms(self) -> int | None:
+        """Return a time before that of all letters of the ranges; None if it is unknown."""
+        own = [range_ for ranges in self._ranges.values() for range_ in ranges]
+        firsts = [replace(range_, until=next_offset(range_.start)) for range_ in own]
+        times = [message.timestamp() for message in self._reader.read(firsts)]
+        if len(times) < len(own) or not all(kind for kind, _ in times):
+            return None
+        return min(int(time.time() * 1000), *(at for _, at in times)) - _CLOCK_MARGIN_MS
+
+    def _has(self, range_: OffsetRange) -> bool:
+        own = self._ranges.get(range_.topic_partition, ())
+        return any(one.start <= range_.start < one.until for one in own)
+
     def _store(self, chunk: Sequence[Letter], topic: str) -> None:
         if not self._stored:
             self._on_first()
@@ -243,12 +289,15 @@ class BatchLetters:
         if known is None or not known.covers(since_ms):
             # Records of very different age: the second read is of the whole topic.
             bound = None if known else since_ms
-            found = self._read(topic, bound, group_id)
+            states = (LetterState.OPEN, LetterState.DISCARDED)
+            found = self._read(topic, bound, group_id, *states)
             known = self._known[topic] = _KnownLetters(bound, found)
         return known.letters
 
-    def _read(self, topic: str, since_ms: int | None, group_id: str) -> Mapping[str, Letter]:
-        """Return the batch's letters of records that are open or discarded, by key."""
+    def _read(
+        self, topic: str, since_ms: int | None, group_id: str, *states: LetterState
+    ) -> Mapping[str, Letter]:
+        """Return the letters of records of the batch's partitions in some states, by key."""
         origins = {f"{partition}".encode() for partition in self._ranges}
         fold = LetterFold(group_id, keeps_values=False)
         bound = None if since_ms is None or since_ms < 0 else since_ms
@@ -259,7 +308,7 @@ class BatchLetters:
             fold.add(place, found)
         return {
             entry.letter.key: entry.letter
-            for entry in fold.in_state(LetterState.OPEN, LetterState.DISCARDED)
+            for entry in fold.in_state(*states)
             if entry.letter is not None and entry.letter.kind is LetterKind.RECORD
         }
 

@@ -102,6 +102,11 @@ def _parsed(texts: tuple[str, ...]) -> Mapping[OffsetRange, None]:
     return dict.fromkeys(parse_ranges(texts))
 
 
+def _has_failed(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether a step of a run has failed."""
+    return bool(instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE))
+
+
 def _has_columns(records: object) -> bool:
     return type(records).__module__.startswith(("pyarrow", "pyspark")) and hasattr(
         records, "schema"
@@ -708,6 +713,23 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
         return self
 
+    def close_processed_letters(self) -> str:
+        """Mark the letters of earlier attempts on records that this one has processed.
+
+        Call this method after the success of a repeated batch. Returns a warning, or "".
+        """
+        topic = self.kafka.dead_letter_topic
+        if self._letters is None or not topic or self.is_rerun:
+            return ""
+        try:
+            self._letters.close_processed(topic)
+        except Exception as error:  # noqa: BLE001 - the batch has succeeded
+            return (
+                f"letters of earlier attempts on batch {self.batch_id} are not marked as replayed, "
+                f"so a replay would process their records again: {error}"
+            )
+        return ""
+
     def pipes_extras(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the batch as extras of a Dagster Pipes client; the job reads it with `PipesBatch`.
 
@@ -853,6 +875,11 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             yield self
             self._interruptions.check(run.run_id)
             self._name_set_aside(instance, run.run_id)
+            is_repeat = attempt_of(run) > 1 or run.parent_run_id or Part.parse(self.batch_id)
+            if is_repeat and not _has_failed(instance, run.run_id):
+                warning = self.close_processed_letters()
+                if warning and context.log is not None:
+                    context.log.warning(warning)
 
     def _name_set_aside(self, instance: dg.DagsterInstance, run_id: str) -> None:
         """Record which letters a rerun leaves open, if they are few; otherwise all of them."""

@@ -233,6 +233,7 @@ class Topic:
         self.reads: list[int | None] = []
         self.extra: list[Message] = []
         self.firsts = 0
+        self.gone: set[int] = set()
 
     def read_topic(self, topic: str, *, since_ms: int | None) -> Iterator[list[Message]]:
         self.reads.append(since_ms)
@@ -246,10 +247,14 @@ class Topic:
         ]
         return iter([stored, self.extra])
 
+    def read(self, ranges: Iterable[OffsetRange]) -> Iterator[Message]:
+        return (message(range_.start) for range_ in ranges if range_.start not in self.gone)
+
     def attempt(
         self,
         number: int = 1,
         *,
+        start: int = 0,
         until: int = 10,
         limit: str = "",
         group: str = "g",
@@ -260,7 +265,7 @@ class Topic:
         return BatchLetters(
             producers or LetterProducers(kafka),
             reader,
-            [OffsetRange("orders", 0, 0, until)],
+            [OffsetRange("orders", 0, start, until)],
             partial(LetterStamp, group, "b-1", "run1", number),
             is_repeat=number > 1,
             limit=LetterLimit.parse(limit) if limit else None,
@@ -341,6 +346,51 @@ def test_letter_of_another_partition_or_program_does_not_count(topic: Topic) -> 
     ]
     topic.attempt(2).store(letters(3), "dead")
     assert [letter.key for letter in topic.letters] == ["orders-0-3"]
+
+
+def changes(topic: Topic) -> list[tuple[str, LetterState, str]]:
+    parsed = (
+        parse_record(key, value, headers)
+        for (_, key, value), headers in zip(
+            topic.producer.sent, topic.producer.headers, strict=True
+        )
+    )
+    return [(one.key, one.state, one.run_id) for one in parsed if isinstance(one, StateChange)]
+
+
+def test_letter_of_a_record_that_a_later_attempt_has_processed_is_closed(topic: Topic) -> None:
+    topic.attempt().store(letters(3, 4, 12), "dead")
+    topic.attempt(group="audit").store(letters(3), "dead")
+    again = topic.attempt(2)
+    again.store(letters(4), "dead")
+    assert again.close_processed("dead") == 1
+    assert changes(topic) == [("orders-0-3", LetterState.REPLAYED, "run1")]
+    assert topic.attempt(3, start=2, until=4).close_processed("dead") == 0
+    assert topic.reads[-1] == AT_MS - 2 * HOUR_MS, "not the whole topic"
+
+    topic.gone = {0}  # compaction may have deleted the first record
+    third = topic.attempt(3)
+    third.store(letters(3), "dead")
+    assert [letter.key for letter in topic.letters].count("orders-0-3") == 3, "it was processed"
+    assert third.close_processed("dead") == 1
+    assert changes(topic)[1:] == [("orders-0-4", LetterState.REPLAYED, "run1")]
+    assert topic.reads[-1] is None
+
+
+def test_letters_that_cannot_be_closed_do_not_fail_the_batch(topic: Topic) -> None:
+    kafka = KafkaConsumerResource(
+        bootstrap_servers="x", group_id="g", topics=["orders"], dead_letter_topic="dead"
+    )
+    given = KafkaBatch(kafka=kafka, batch_id="b-1", ranges=["orders:0:0:10"])
+    assert given.close_processed_letters() == "", "it stores no letters"
+    given.store_letters_by(LetterProducers(kafka), attempt=2)
+    given._letters = topic.attempt(2)
+    topic.attempt().store(letters(3), "dead")
+    topic.error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert "batch b-1 are not marked as replayed, so a replay" in given.close_processed_letters()
+    topic.error = None
+    assert given.close_processed_letters() == ""
+    assert [state for _, state, _ in changes(topic)][-1] is LetterState.REPLAYED
 
 
 def test_letter_of_another_group_does_not_count(topic: Topic) -> None:
