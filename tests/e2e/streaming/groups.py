@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from dagster_rebalance.core.model.letters import Letter, parse_record
+from dagster_rebalance.core.model.letters import Letter, Malformed, parse_record
 
 if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
@@ -25,13 +25,13 @@ def committed(kafka: KafkaCluster, group: str, topic: str, partitions: int = 1) 
 
 
 def letters_of(kafka: KafkaCluster, group: str) -> list[Letter]:
-    """Return the letters of the topic `<group>-dead`, which has no other records."""
+    """Return the letters of the topic `<group>-dead`, which may also have changes of states."""
     topic = f"{group}-dead"
     with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
         _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
         consumer.assign([TopicPartition(topic, 0, 0)])
         records = consumer.consume(until, timeout=60.0)
     found = [parse_record(one.key(), one.value(), one.headers()) for one in records]  # type: ignore[arg-type]
-    letters = [one for one in found if isinstance(one, Letter)]
-    assert len(letters) == until
-    return letters
+    assert len(found) == until
+    assert not any(isinstance(one, Malformed) for one in found)
+    return [one for one in found if isinstance(one, Letter)]
