@@ -60,6 +60,7 @@ from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResourc
 from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.runs.external_jobs import stopper_of
+from dagster_rebalance.orchestration.storage.failure_notes import record_cause
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import GROUP_TAG
@@ -121,6 +122,7 @@ def build_kafka_batch_defs(settings: BatchDefsSettings) -> dg.Definitions:
         name,
         selection=_without_checks_of_others(assets),
         executor_def=dg.in_process_executor,
+        hooks={record_cause} if kafka.on_failure == "bisect" else None,
         tags=dict(settings.job_tags or {}),
         description=_job_description(name),
     )

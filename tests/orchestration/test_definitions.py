@@ -32,6 +32,7 @@ from dagster_rebalance.orchestration.resources.client_settings import PinnedReso
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resources.spark import KafkaSparkResource
+from dagster_rebalance.orchestration.storage.failure_notes import record_cause
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import RunEvent, record_run_event
@@ -692,7 +693,9 @@ def test_bisection_allows_one_function_that_gets_the_batch(
     def other(kafka_batch: KafkaBatch) -> None: ...
 
     given = kafka(on_failure="bisect", dead_letter_topic="dead")
-    build(kafka=given, assets=[streamed], name="orders")
+    defs = build(kafka=given, assets=[streamed], name="orders")
+    records_cause = defs.resolve_job_def("orders").hook_defs == {record_cause}
+    assert records_cause is (build is build_kafka_batch_defs)
     with pytest.raises(ConfigurationError, match=r"has the ops .* on_failure='bisect' allows one"):
         build(kafka=given, assets=[streamed, other], name="orders")
 

@@ -3,7 +3,8 @@
 With `on_failure="bisect"`, a range is halved, and a record becomes a dead letter, only if the
 records are the cause. A wrong "environment" stops a partition until the next attempt. A wrong
 "records" makes a dead letter of a good record. So all errors along the chain count: an error of a
-network, storage, process or JVM anywhere in it is a cause in the environment.
+network, storage, process or JVM anywhere in it is a cause in the environment. An error of a client
+library is one, too, unless the library documents it as an error of the data.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _JAVA_ERROR = re.compile(
     r"\b(?:[a-z_][a-z0-9_]*\.)+([A-Z][A-Za-z0-9_$]*(?:Exception|Error|Failure|Failed|Killed))\b"
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_PYTHON_ERROR = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*([A-Z]\w*): ", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*): ", re.MULTILINE)
 _MARKS = re.compile(
     r"_MultiThreadedRendezvous|_InactiveRpcError|INVALID_HANDLE|ExecutorLostFailure|OutOfMemory|"
     r"Connection refused|Connection reset|Broken pipe|No space left on device|SparkContext was shut"
@@ -45,12 +46,12 @@ _NAMES = frozenset(
         "HTTPException", "RpcError", "InactiveRpcError", "GrpcError", "IncompleteRead",
         "ProtocolError", "MaxRetryError", "NewConnectionError", "RemoteDisconnected",
         # Databases, object stores and table formats
-        "OperationalError", "InterfaceError", "AdminShutdown", "CrashShutdown",
+        "OperationalError", "InterfaceError", "DBAPIError", "AdminShutdown", "CrashShutdown",
         "CannotConnectNow", "TooManyConnections", "DeadlockDetected", "SerializationFailure",
         "LockNotAvailable", "QueryCanceled", "DiskFull", "BotoCoreError", "NoCredentialsError",
         "CommitFailedException", "CommitStateUnknownException", "CommitFailedError",
         "ConcurrentModificationException", "AzureError", "GoogleAPICallError", "RetryError",
-        "SdkClientException", "AmazonS3Exception", "SdkException", "S3Exception",
+        "SdkClientException", "AmazonS3Exception", "SdkException", "S3Exception", "DeltaError",
         # Kafka and this package
         "KafkaException", "KafkaError", "BrokerError", "RebalanceInProgressError",
         "PartitionLostError", "ClaimError", "BatchRefusedError", "ConfigurationError",
@@ -91,31 +92,86 @@ _ENDINGS = (
 )
 _BEGINNINGS = ("Dagster", "Kafka")
 
+_CLIENTS = (
+    # Databases
+    "asyncpg.", "cassandra.", "clickhouse_connect.", "clickhouse_driver.", "databricks.",
+    "elastic_transport.", "elasticsearch.", "mysql.", "MySQLdb.", "opensearchpy.", "oracledb.",
+    "psycopg.", "psycopg2.", "psycopg_pool.", "pymongo.", "pymysql.", "pyodbc.", "redis.",
+    "snowflake.", "sqlalchemy.", "sqlite3.", "trino.",
+    # HTTP and RPC
+    "aiohttp.", "grpc.", "http.client.", "httpcore.", "httpx.", "openai.", "requests.", "urllib3.",
+    # Clouds, object stores, table formats and Kafka; google.protobuf only decodes
+    "adlfs.", "aiobotocore.", "azure.", "boto3.", "botocore.", "confluent_kafka.", "gcsfs.",
+    "google.api_core.", "google.auth.", "google.cloud.", "google.resumable_media.",
+    "googleapiclient.", "pyiceberg.", "s3fs.", "s3transfer.",
+)  # fmt: skip
+"""Modules of client libraries."""
 
-def cause_of(errors: Iterable[tuple[str, str]]) -> FailureCause:
+_LIBRARIES = (*_CLIENTS, "_internal.")
+"""Also deltalake, whose classes have no other module."""
+
+_DATA_NAMES = frozenset(
+    {
+        # PEP 249, and SQLAlchemy's error of a value that it cannot convert
+        "DataError", "IntegrityError", "StatementError",
+        # Postgres: classes 22, 23 and 44, and RAISE in a trigger. A text names no base class.
+        "CharacterNotInRepertoire", "DatetimeFieldOverflow", "InvalidDatetimeFormat",
+        "InvalidTextRepresentation", "NumericValueOutOfRange", "StringDataRightTruncation",
+        "UntranslatableCharacter", "CheckViolation", "ExclusionViolation", "ForeignKeyViolation",
+        "IntegrityConstraintViolationError", "NotNullViolation", "UniqueViolation",
+        "WithCheckOptionViolation", "RaiseException",
+        # Table formats: the schema of the rows
+        "ResolveError", "SchemaMismatchError", "UnsupportedPyArrowTypeException",
+        "ValidationError",
+        # Documents, requests and serializers
+        "DocumentTooLarge", "DuplicateKeyError", "InvalidArgument", "ParamValidationError",
+        "SerializationError",
+    }
+)  # fmt: skip
+"""Errors of the data in client libraries."""
+
+
+def cause_of(errors: Iterable[tuple[Iterable[str], str]]) -> FailureCause:
     """Return the cause of a failed attempt.
 
     Args:
-        errors: Name and message of each error in the chain of causes. The name of a built-in
-            superclass may be included. A message may name errors of a JVM or of another process.
+        errors: Names and message of each error in the chain of causes. The names are those of its
+            class and of the superclasses, if they are known, in the order of Python's resolution
+            and with their modules. A message may name errors of a JVM or of another process.
             Without errors, the cause is unknown.
     """
     cause = FailureCause.UNKNOWN
-    for name, message in errors:
-        if _MARKS.search(message) or any(map(_is_of_environment, _names(name, message))):
+    for names, message in errors:
+        if (
+            _MARKS.search(message)
+            or _is_of_environment(names)
+            or any(_is_of_environment([name]) for name in _names_in(message))
+        ):
             return FailureCause.ENVIRONMENT
         cause = FailureCause.RECORDS
     return cause
 
 
-def _names(name: str, message: str) -> Iterator[str]:
-    yield name.rpartition(".")[2]
+def _names_in(message: str) -> Iterator[str]:
     yield from _JAVA_ERROR.findall(message)
     if _TRACEBACK in message:
         yield from _PYTHON_ERROR.findall(message)
 
 
-def _is_of_environment(name: str) -> bool:
+def _is_of_environment(names: Iterable[str]) -> bool:
+    """Return whether the first class that tells the cause tells the environment."""
+    is_of_client = False
+    for qualified in names:
+        name = qualified.rpartition(".")[2]
+        if name in _DATA_NAMES and qualified.startswith(_LIBRARIES):
+            return False
+        if _is_environment_name(name):
+            return True
+        is_of_client |= qualified.startswith(_CLIENTS)
+    return is_of_client
+
+
+def _is_environment_name(name: str) -> bool:
     if name in _IGNORED:
         return False
     return name in _NAMES or name.endswith(_ENDINGS) or name.startswith(_BEGINNINGS)

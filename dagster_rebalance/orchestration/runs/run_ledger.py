@@ -32,6 +32,7 @@ from dagster_rebalance.orchestration.storage.dynamic_partitions import GroupJobs
 from dagster_rebalance.orchestration.storage.failure_notes import (
     FailureNotes,
     cause_of_event,
+    recorded_cause,
     text_of_event,
 )
 from dagster_rebalance.orchestration.storage.heartbeats import (
@@ -573,7 +574,8 @@ class RunLedger:
             return "", FailureCause.UNKNOWN
         if run.run_id not in self._errors:
             failure = self._failure(run.run_id)
-            self._errors[run.run_id] = text_of_event(failure), cause_of_event(failure)
+            cause = recorded_cause(run) or cause_of_event(failure)
+            self._errors[run.run_id] = text_of_event(failure), cause
             if len(self._errors) > _EVENTS_KEPT:
                 self._errors.popitem(last=False)
         return self._errors[run.run_id]

@@ -20,7 +20,7 @@ from dagster_rebalance.core.model.run_snapshot import FailureCause
 from dagster_rebalance.core.runs.failure_cause import cause_of
 from dagster_rebalance.core.runs.retry import FailedAttempt, Place, error_text
 from dagster_rebalance.orchestration.storage.key_values import KeyValues, slot_key
-from dagster_rebalance.orchestration.storage.run_tags import format_range
+from dagster_rebalance.orchestration.storage.run_tags import CAUSE_TAG, format_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _PACKAGE = str(Path(__file__).parents[1])
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>[0-9]+), in (?P<function>.*)')
 _MAX_CAUSES = 20
+_CAUSES = frozenset(cause.value for cause in FailureCause)
 _DAGSTER_WRAPPERS = frozenset({"DagsterExecutionStepExecutionError", "SensorExecutionError"})
 """Dagster raises these errors from the error of an asset or a sensor, which is their cause."""
 
@@ -113,15 +114,25 @@ def text_of_error(error: BaseException) -> str:
 def cause_of_error(error: BaseException) -> FailureCause:
     """Return whether the records or the environment made an asset function raise."""
     return cause_of(
-        (name, _describe(one))
+        ([f"{base.__module__}.{base.__name__}" for base in type(one).__mro__], _describe(one))
         for one in islice(_causes(error, implicit=True), _MAX_CAUSES)
-        for name in _names_of(type(one))
     )
 
 
-def _names_of(error: type[BaseException]) -> Iterator[str]:
-    yield error.__name__
-    yield from (base.__name__ for base in error.__mro__ if base.__module__ == "builtins")
+@dg.failure_hook(name="kafka_batch_failure_cause")
+def record_cause(context: dg.HookContext) -> None:
+    """Record the cause in the tags of a per-batch run: the failure event has no superclasses."""
+    if context.op_exception is not None:
+        cause = cause_of_error(context.op_exception)
+        context.instance.add_run_tags(
+            context.run_id, {CAUSE_TAG: f"{context.run_id} {cause.value}"}
+        )
+
+
+def recorded_cause(run: dg.DagsterRun) -> FailureCause | None:
+    """Return the cause in the tags of a run; None without one. Retries have the parent's tags."""
+    run_id, _, cause = run.tags.get(CAUSE_TAG, "").partition(" ")
+    return FailureCause(cause) if run_id == run.run_id and cause in _CAUSES else None
 
 
 def _causes(error: BaseException, *, implicit: bool = False) -> Iterator[BaseException]:
@@ -181,7 +192,13 @@ def cause_of_event(entry: dg.EventLogEntry | None) -> FailureCause:
     while error is not None and len(chain) < _MAX_CAUSES:
         chain.append(error)
         error = error.cause or error.context
-    return cause_of((one.cls_name or "", one.message) for one in chain)
+    return cause_of(([_name_of(one)], one.message) for one in chain)
+
+
+def _name_of(error: ErrorInfo) -> str:
+    """Return the name of the class, with its module: the message begins with both."""
+    name, first = error.cls_name or "", error.message.split(":", 1)[0].strip()
+    return first if name and first.endswith(f".{name}") else name
 
 
 def text_of_info(error: ErrorInfo) -> str:

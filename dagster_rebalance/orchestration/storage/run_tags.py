@@ -52,6 +52,8 @@ REFUSAL_TAG = "dagster_rebalance/refusal"
 SET_ASIDE_TAG = "dagster_rebalance/set_aside"
 """The id of a rerun's run that sets records aside, followed by the keys of their letters if these
 are few. These letters stay open; without keys, all letters of the run do."""
+CAUSE_TAG = "dagster_rebalance/failure_cause"
+"""The id of a failed run, and the cause of its failure, by which a bisected range is judged."""
 BISECTED_TAG = "dagster_rebalance/bisected"
 """The failed range of which a run attempts a part, for users."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"

@@ -10,6 +10,11 @@ from dagster_rebalance.core.runs.failure_cause import cause_of
 STACK = "An error occurred while calling o93.save.\n: org.apache.spark.SparkException: Job aborted"
 
 
+def cause(errors: list[tuple[str, str]]) -> FailureCause:
+    """The cause of errors, each with the name of its class and those of superclasses."""
+    return cause_of([(names.split(), message) for names, message in errors])
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -25,11 +30,24 @@ STACK = "An error occurred while calling o93.save.\n: org.apache.spark.SparkExce
         ("Py4JJavaError", f"{STACK}\n at org.apache.spark.sql.kafka010.KafkaBatch.read(K.scala:1)"),
         ("PythonException", "Traceback (most recent call last):\n  File 'a'\nValueError: no price"),
         ("", "an error without a name"),
+        ("psycopg.errors.NotNullViolation psycopg.IntegrityError psycopg.Error", ""),
+        ("psycopg.errors.NotNullViolation", ""),
+        ("psycopg.errors.DivisionByZero psycopg.DataError psycopg.DatabaseError", ""),
+        ("sqlalchemy.exc.StatementError sqlalchemy.exc.SQLAlchemyError", "TypeError"),
+        ("_internal.SchemaMismatchError _internal.DeltaError", ""),
+        ("botocore.exceptions.ParamValidationError botocore.exceptions.BotoCoreError", ""),
+        ("confluent_kafka.serialization.SerializationError cimpl.KafkaException", ""),
+        ("google.protobuf.message.DecodeError google.protobuf.message.Error", ""),
+        ("app.ValidationError builtins.ValueError", ""),
+        (
+            "PythonException",
+            "Traceback (most recent call last):\npsycopg.errors.UniqueViolation: x",
+        ),
     ],
 )
 def test_error_of_the_records(error: tuple[str, str]) -> None:
-    assert cause_of([error]) is FailureCause.RECORDS
-    assert cause_of([("DagsterExecutionStepExecutionError", ""), error]) is FailureCause.RECORDS
+    assert cause([error]) is FailureCause.RECORDS
+    assert cause([("DagsterExecutionStepExecutionError", ""), error]) is FailureCause.RECORDS
 
 
 @pytest.mark.parametrize(
@@ -61,16 +79,38 @@ def test_error_of_the_records(error: tuple[str, str]) -> None:
         ("SparkConnectGrpcException", "<_MultiThreadedRendezvous of RPC that terminated"),
         ("PythonException", "Traceback (most recent call last):\n  File 'a'\nTimeoutError: slow"),
         ("RuntimeError", "[Errno 32] Broken pipe"),
+        ("app.StoreDown builtins.ConnectionError builtins.OSError", ""),
+        ("psycopg.errors.ReadOnlySqlTransaction psycopg.InternalError psycopg.Error", ""),
+        ("psycopg.errors.ReadOnlySqlTransaction", ""),
+        (
+            "sqlalchemy.exc.InternalError sqlalchemy.exc.DBAPIError sqlalchemy.exc.StatementError",
+            "",
+        ),
+        ("httpx.ReadError", ""),
+        ("pyiceberg.exceptions.ServerError pyiceberg.exceptions.RESTError", ""),
+        ("_internal.TableNotFoundError _internal.DeltaError", ""),
+        ("botocore.errorfactory.ThrottlingException botocore.exceptions.ClientError", ""),
+        ("google.api_core.exceptions.TooManyRequests", ""),
+        ("azure.core.exceptions.HttpResponseError", ""),
+        ("redis.exceptions.ReadOnlyError redis.exceptions.ResponseError", ""),
+        ("pymongo.errors.NotPrimaryError pymongo.errors.AutoReconnect", ""),
+        ("aiohttp.client_exceptions.ServerDisconnectedError", ""),
+        (
+            "concurrent.futures.process.BrokenProcessPool concurrent.futures._base.BrokenExecutor",
+            "",
+        ),
+        ("app.ValidationError builtins.OSError", ""),
+        ("PythonException", "Traceback (most recent call last):\nhttpx.ReadError: closed"),
     ],
 )
 def test_error_of_the_environment(error: tuple[str, str]) -> None:
-    assert cause_of([error]) is FailureCause.ENVIRONMENT
+    assert cause([error]) is FailureCause.ENVIRONMENT
 
 
 def test_environment_anywhere_in_the_chain_counts() -> None:
     chain = [("ValueError", "no rate for EUR"), ("KeyError", ""), ("TimeoutError", "")]
-    assert cause_of(chain) is FailureCause.ENVIRONMENT
-    assert cause_of(chain[:2]) is FailureCause.RECORDS
+    assert cause(chain) is FailureCause.ENVIRONMENT
+    assert cause(chain[:2]) is FailureCause.RECORDS
 
 
 def test_failure_without_errors_has_an_unknown_cause() -> None:

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy
 
 from dagster_rebalance.core.model.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.core.model.run_snapshot import RunState
+from dagster_rebalance.core.model.run_snapshot import FailureCause, RunState
 from dagster_rebalance.orchestration.runs import run_ledger as runs_module
 from dagster_rebalance.orchestration.runs.canceller import RunCanceller, at_once
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
@@ -19,6 +19,7 @@ from dagster_rebalance.orchestration.storage.heartbeats import Heartbeats
 from dagster_rebalance.orchestration.storage.run_tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
+    CAUSE_TAG,
     GROUP_TAG,
     REFUSAL_TAG,
     REFUSED_TAG,
@@ -809,6 +810,19 @@ def test_error_of_run_is_read_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
     assert [one.error for one in runs.ledger.read([runs.batch_id])] == ["its node is gone", ""]
     monkeypatch.setattr(RunLedger, "_failure", None)
     assert [one.error for one in runs.ledger.read([runs.batch_id])] == ["its node is gone", ""]
+
+
+def test_recorded_cause_overrides_that_of_the_failure_event(instance: dg.DagsterInstance) -> None:
+    done = failing.execute_in_process(instance=instance, raise_on_error=False)
+    recorded = f"{done.run_id} {FailureCause.ENVIRONMENT.value}"
+
+    def cause() -> FailureCause:
+        return RunLedger(instance, "failing", own_job=JobName("", "failing")).read(["b"])[-1].cause
+
+    instance.add_run_tags(done.run_id, {CAUSE_TAG: f"another-run {FailureCause.UNKNOWN.value}"})
+    assert cause() is FailureCause.RECORDS
+    instance.add_run_tags(done.run_id, {CAUSE_TAG: recorded})
+    assert cause() is FailureCause.ENVIRONMENT
 
 
 def test_why_failed_has_message_of_reported_failure(runs: Runs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import dagster as dg
@@ -12,6 +13,9 @@ from dagster_rebalance.core.runs.retry import FailedAttempt
 from dagster_rebalance.orchestration.storage.failure_notes import (
     FailureNotes,
     cause_of_error,
+    cause_of_event,
+    record_cause,
+    recorded_cause,
     text_of_error,
 )
 from tests.orchestration.parts import span
@@ -106,6 +110,98 @@ def handled(problem: BaseException, before: BaseException) -> BaseException:
 )
 def test_cause_of_error_is_that_of_its_chain(problem: BaseException, cause: FailureCause) -> None:
     assert cause_of_error(problem) is cause
+
+
+def class_of(path: str) -> type[BaseException]:
+    """The class of an error of a library."""
+    module, _, name = path.rpartition(".")
+    found: type[BaseException] = getattr(importlib.import_module(module), name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "psycopg.errors.ReadOnlySqlTransaction",
+        "psycopg.errors.ConnectionFailure",
+        "psycopg.errors.InvalidPassword",
+        "psycopg.errors.InFailedSqlTransaction",
+        "psycopg.errors.IoError",
+        "psycopg2.errors.ReadOnlySqlTransaction",
+        "sqlalchemy.exc.PendingRollbackError",
+        "sqlalchemy.exc.ProgrammingError",
+        "httpx.WriteError",
+        "httpx.RemoteProtocolError",
+        "urllib3.exceptions.PoolError",
+        "botocore.exceptions.EndpointConnectionError",
+        "botocore.exceptions.NoRegionError",
+        "pyiceberg.exceptions.AuthorizationExpiredError",
+        "pyiceberg.exceptions.ForbiddenError",
+        "pyiceberg.exceptions.UnauthorizedError",
+        "pyiceberg.exceptions.WaitingForLockException",
+        "deltalake.exceptions.DeltaError",
+        "deltalake.exceptions.TableNotFoundError",
+        "confluent_kafka.error.ConsumeError",
+        "concurrent.futures.process.BrokenProcessPool",
+    ],
+)
+def test_error_of_a_client_library_has_a_cause_in_the_environment(path: str) -> None:
+    error = class_of(path)
+    assert cause_of_error(error.__new__(error)) is FailureCause.ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "psycopg.errors.UniqueViolation",
+        "psycopg.errors.InvalidTextRepresentation",
+        "psycopg.DataError",
+        "psycopg2.errors.NumericValueOutOfRange",
+        "sqlalchemy.exc.IntegrityError",
+        "sqlalchemy.exc.StatementError",
+        "pyiceberg.exceptions.ResolveError",
+        "deltalake.exceptions.SchemaMismatchError",
+        "botocore.exceptions.ParamValidationError",
+        "confluent_kafka.serialization.SerializationError",
+        "google.protobuf.message.DecodeError",
+        "pyarrow.ArrowInvalid",
+        "json.JSONDecodeError",
+    ],
+)
+def test_error_of_data_in_a_library_has_a_cause_in_the_records(path: str) -> None:
+    error = class_of(path)
+    assert cause_of_error(error.__new__(error)) is FailureCause.RECORDS
+
+
+class StoreDown(ConnectionError):  # noqa: N818 - as a user may name it
+    """An error of a user."""
+
+
+@pytest.mark.parametrize(
+    "error", [StoreDown("x"), class_of("psycopg.errors.IoError")("x"), ValueError("order 17")]
+)
+def test_per_batch_run_records_the_cause_of_a_streaming_run(error: Exception) -> None:
+    @dg.asset
+    def orders() -> None:
+        raise error
+
+    defs = dg.Definitions(
+        [orders],
+        jobs=[
+            dg.define_asset_job("etl", hooks={record_cause}, executor_def=dg.in_process_executor)
+        ],
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = defs.resolve_job_def("etl")
+        done = job.execute_in_process(instance=instance, raise_on_error=False)
+        run = instance.get_run_by_id(done.run_id)
+        assert run is not None
+        assert recorded_cause(run) is cause_of_error(error)
+        retry = job.execute_in_process(instance=instance, raise_on_error=False, tags=run.tags)
+        assert recorded_cause(retry.dagster_run.with_tags(run.tags)) is None
+        (entry,) = instance.all_logs(done.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+    if not isinstance(error, StoreDown):  # its text has no superclass
+        assert cause_of_event(entry) is cause_of_error(error)
 
 
 @pytest.mark.parametrize("cause", FailureCause)
