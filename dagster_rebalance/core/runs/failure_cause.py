@@ -36,7 +36,7 @@ _NAMES = frozenset(
         # Process and memory
         "CancelledError", "GeneratorExit", "KeyboardInterrupt", "MemoryError",
         "SystemExit", "OutOfMemoryError", "ArrowMemoryError", "BrokenProcessPool",
-        "ChildProcessError", "WorkerLostError", "CalledProcessError",
+        "BrokenExecutor", "ChildProcessError", "WorkerLostError", "CalledProcessError",
         # Operating system and network
         "OSError", "IOError", "EnvironmentError", "BlockingIOError", "BrokenPipeError",
         "FileExistsError", "FileNotFoundError", "IsADirectoryError", "NotADirectoryError",

@@ -117,8 +117,8 @@ class RangeReader:
         """Yield the records of `read` in the lists that the client returns."""
         return self._read(read_rounds(ranges), timeout_s)
 
-    def topic_log(self, topic: str) -> tuple[str, dict[TopicPartition, int]]:
-        """Return the id of a topic, empty before Kafka 2.8, and the ends of its partitions.
+    def topic_log(self, topic: str) -> tuple[str, dict[TopicPartition, Bounds]]:
+        """Return the id of a topic, empty before Kafka 2.8, and the bounds of its partitions.
 
         Raises:
             BrokerError: The topic does not exist, or Kafka did not answer.
@@ -126,7 +126,9 @@ class RangeReader:
         found = self._cluster.partitions_for(topic)
         partitions = [TopicPartition(topic, one.partition) for one in found]
         ends = self._cluster.end_offsets(partitions)
-        return self._cluster.topic_ids([topic]).get(topic, ""), ends
+        starts = self._cluster.beginning_offsets(partitions)
+        bounds = {tp: Bounds(starts[tp], ends[tp]) for tp in partitions}
+        return self._cluster.topic_ids([topic]).get(topic, ""), bounds
 
     def read_topic(
         self,

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import islice
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_rebalance.core.model.errors import (
@@ -31,7 +31,7 @@ from dagster_rebalance.core.model.letters import (
 )
 from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
-from dagster_rebalance.orchestration.resources.letter_topic import parsed_records
+from dagster_rebalance.orchestration.resources.letter_topic import LetterTail, parsed_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,6 +52,8 @@ Position = tuple[str, int, int, str]
 POSITION_COLUMNS = ("topic", "partition", "offset")
 _CHUNK = 500
 """Letters that are stored together."""
+_CHUNK_BYTES = 32 * 1024 * 1024
+"""The producer's queue has 1 GiB."""
 _CLOCK_MARGIN_MS = 2 * 3600 * 1000
 """A letter is stored after its record. By default, Kafka accepts timestamps of producers up to one
 hour ahead of the broker's clock."""
@@ -68,8 +70,14 @@ class LetterProducers:
 
     def __init__(self, kafka: KafkaConsumerResource) -> None:
         self._kafka = kafka
+        self._pid = os.getpid()
         self.recent: dict[str, RecentLetters] = {}
         self._producers: dict[tuple[int, str], DeadLetterProducer] = {}
+
+    @cached_property
+    def reader(self) -> RangeReader:
+        """The reader of the dead-letter topics."""
+        return self._kafka.letter_reader()
 
     def of(self, topic: str) -> DeadLetterProducer:
         """Return the producer of a topic."""
@@ -83,24 +91,35 @@ class LetterProducers:
         for pid, topic in list(self._producers):
             if pid == os.getpid():
                 self._producers.pop((pid, topic)).close()
+        if "reader" in vars(self) and os.getpid() == self._pid:
+            self.reader.close()
 
 
 class RecentLetters:
-    """The open letters of a group in one topic within the last hour."""
+    """The open letters of a group in one topic within the last hour, read incrementally."""
 
-    def __init__(self, group_id: str) -> None:
+    def __init__(self, reader: RangeReader, topic: str, group_id: str) -> None:
         self._group_id = group_id
         self._times: dict[TopicPartition, dict[int, int]] = {}
+        self._tail = LetterTail(reader, topic, self._begin)
+        self._begin()
 
-    def read(self, reader: RangeReader, topic: str, now_ms: int) -> None:
-        """Read the letters from the topic."""
-        fold = LetterFold(self._group_id, keeps_values=False)
+    def _begin(self) -> None:
+        self._fold = LetterFold(self._group_id, keeps_values=False)
+
+    def read(self, now_ms: int) -> None:
+        """Read the new records of the topic."""
         since_ms = max(0, now_ms - LIMIT_WINDOW_MS)
-        for place, found in parsed_records(reader.read_topic(topic, since_ms=since_ms)):
-            fold.add(place, found)
+        for place, found in self._tail.read(since_ms=since_ms):
+            self._fold.add(place, found)
+        for letter_id, entry in list(self._fold.entries.items()):
+            if entry.time_ms < since_ms:
+                del self._fold.entries[letter_id]
         self._times = {}
         self.add(
-            entry.letter for entry in fold.in_state(LetterState.OPEN) if entry.letter is not None
+            entry.letter
+            for entry in self._fold.in_state(LetterState.OPEN)
+            if entry.letter is not None
         )
 
     def add(self, letters: Iterable[Letter]) -> None:
@@ -155,6 +174,7 @@ class BatchLetters:
         self._on_first = on_first
         self._stored: dict[str, set[str]] = {}
         self._known: dict[str, _KnownLetters] = {}
+        self._counted: set[str] = set()
         self._lock = threading.Lock()
 
     @property
@@ -170,8 +190,7 @@ class BatchLetters:
     def store(self, letters: Iterable[Letter], topic: str) -> int:
         """Store letters, and return their number after all of them are stored."""
         number = 0
-        given = iter(letters)
-        while chunk := list(islice(given, _CHUNK)):
+        for chunk in _chunks(letters):
             number += len(chunk)
             with self._lock:
                 self._store(chunk, topic)
@@ -228,7 +247,7 @@ class BatchLetters:
         stamp = self._stamp(int(time.time() * 1000))
         known: Mapping[str, Letter] = {}
         if self._is_repeat and new:
-            known = self._known_letters(new.values(), topic, stamp.group_id)
+            known = self._known_letters(new.values(), topic, stamp)
         stamped = [
             letter.stamped(stamp)
             for key, letter in new.items()
@@ -247,13 +266,16 @@ class BatchLetters:
         if self._limit is None or not letters:
             return None
         recent = self._producers.recent.get(topic)
-        is_new = recent is None
         if recent is None:
-            recent = self._producers.recent[topic] = RecentLetters(stamp.group_id)
-            recent.read(self._reader, topic, stamp.time_ms)
+            recent = RecentLetters(self._reader, topic, stamp.group_id)
+            self._producers.recent[topic] = recent
+        is_first = topic not in self._counted
+        if is_first:  # other runs, and the member, store letters of these partitions, too
+            recent.read(stamp.time_ms)
+            self._counted.add(topic)
         problem = self._why_too_many(letters, recent, self._limit, stamp.time_ms)
-        if problem and not is_new:  # an operator may have closed letters
-            recent.read(self._reader, topic, stamp.time_ms)
+        if problem and not is_first:  # an operator may have closed letters
+            recent.read(stamp.time_ms)
             problem = self._why_too_many(letters, recent, self._limit, stamp.time_ms)
         if problem:
             raise TooManyLettersError(problem)
@@ -280,17 +302,19 @@ class BatchLetters:
         return None
 
     def _known_letters(
-        self, new: Iterable[Letter], topic: str, group_id: str
+        self, new: Iterable[Letter], topic: str, stamp: LetterStamp
     ) -> Mapping[str, Letter]:
         times = [letter.timestamp_ms for letter in new]
-        known_times = [at for at in times if at is not None]
+        known_times = [
+            at for at in times if at is not None and at <= stamp.time_ms + _CLOCK_MARGIN_MS
+        ]  # the letter of a record from the future may be older than the record
         since_ms = min(known_times) - _CLOCK_MARGIN_MS if len(known_times) == len(times) else None
         known = self._known.get(topic)
         if known is None or not known.covers(since_ms):
             # Records of very different age: the second read is of the whole topic.
             bound = None if known else since_ms
             states = (LetterState.OPEN, LetterState.DISCARDED)
-            found = self._read(topic, bound, group_id, *states)
+            found = self._read(topic, bound, stamp.group_id, *states)
             known = self._known[topic] = _KnownLetters(bound, found)
         return known.letters
 
@@ -311,6 +335,24 @@ class BatchLetters:
             for entry in fold.in_state(*states)
             if entry.letter is not None and entry.letter.kind is LetterKind.RECORD
         }
+
+
+def _chunks(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
+    chunk: list[Letter] = []
+    size = 0
+    for letter in letters:
+        chunk.append(letter)
+        size += _bytes_of(letter)
+        if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _bytes_of(letter: Letter) -> int:
+    texts = (letter.value, letter.record_key, *(value for _, value in letter.headers))
+    return sum(len(text) for text in texts if text is not None)
 
 
 class _KnownLetters:

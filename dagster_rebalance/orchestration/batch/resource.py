@@ -704,7 +704,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         stamp = partial(LetterStamp, self.kafka.group_id, self.batch_id, run_id, attempt)
         self._letters = BatchLetters(
             producers,
-            self._reader,
+            producers.reader,
             self.offset_ranges,
             stamp,
             is_repeat=is_repeat,

@@ -113,7 +113,7 @@ class RecordLetters:
         attempt = len(wanted.run_ids)
         BatchLetters(
             producers,
-            reader,
+            producers.reader,
             [wanted.range],
             lambda time_ms: LetterStamp(
                 self._kafka.group_id, wanted.batch_id, wanted.run_ids[-1], attempt, time_ms

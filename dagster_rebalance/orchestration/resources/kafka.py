@@ -517,6 +517,11 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Return a reader of exact ranges. It connects at its first read and joins no group."""
         return RangeReader(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
+    def letter_reader(self) -> RangeReader:
+        """Return a reader of dead letters, which transactions of other programs do not delay."""
+        config = {**self.consumer_config(), "isolation.level": "read_uncommitted"}
+        return RangeReader(validated(config, hold_limit_s=self.hold_limit_s))
+
     def group(self) -> GroupAdmin:
         """Return an admin that reads and moves the group's offsets without joining the group."""
         return GroupAdmin(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))

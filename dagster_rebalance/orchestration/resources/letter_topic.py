@@ -20,16 +20,72 @@ from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer, Delivery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from typing_extensions import Self
 
     from dagster_rebalance.core.model.letters import LetterEntry, Malformed, StateChange
+    from dagster_rebalance.core.model.offsets import Bounds
     from dagster_rebalance.core.reporting.open_letters import OpenLetters
+    from dagster_rebalance.kafka.reading.range_reader import RangeReader
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 _DELIVERY_SLICE_S = 0.1
 _MOST_IN_FLIGHT = 10_000
+
+
+class LetterTail:
+    """Reads a dead-letter topic incrementally. Not thread-safe.
+
+    Args:
+        reader: Reads the topic.
+        topic: The topic.
+        on_restart: Is called before the topic is read from the start, because records that were
+            read are gone: retention has deleted them, or the topic was recreated or truncated.
+    """
+
+    def __init__(self, reader: RangeReader, topic: str, on_restart: Callable[[], None]) -> None:
+        self._reader = reader
+        self._topic = topic
+        self._on_restart = on_restart
+        self._topic_id = ""
+        self._starts: dict[TopicPartition, int] = {}
+        self._positions: dict[TopicPartition, int] = {}
+
+    def read(
+        self, *, since_ms: int | None = None
+    ) -> Iterator[tuple[Place, Letter | StateChange | Malformed]]:
+        """Yield the parsed records since the last read, or all of them since a time.
+
+        Raises:
+            BrokerError: Kafka did not answer, or there is no such topic.
+        """
+        topic_id, log = self._reader.topic_log(self._topic)
+        if topic_id != self._topic_id or self._has_lost_records(log):
+            self._topic_id = topic_id
+            self._positions = {}
+            self._starts = {partition: bounds.start for partition, bounds in log.items()}
+            self._on_restart()
+        for place, found in parsed_records(
+            self._reader.read_topic(
+                self._topic,
+                since_ms=None if self._positions else since_ms,
+                positions=dict(self._positions),
+            )
+        ):
+            partition = TopicPartition(self._topic, place.partition)
+            self._positions[partition] = next_offset(place.offset)
+            yield place, found
+        for partition, bounds in log.items():  # the last offsets may hold no records
+            self._positions[partition] = max(self._positions.get(partition, 0), bounds.until)
+
+    def _has_lost_records(self, log: Mapping[TopicPartition, Bounds]) -> bool:
+        return any(
+            partition not in log
+            or log[partition].until < self._positions.get(partition, 0)
+            or log[partition].start > start
+            for partition, start in self._starts.items()
+        )
 
 
 class NewLetters:
@@ -47,12 +103,11 @@ class NewLetters:
     def __init__(self, kafka: KafkaConsumerResource) -> None:
         self._topic = DeadLetterTopic(kafka).name
         self._group_id = kafka.group_id
-        self._reader = kafka.reader()
-        self._topic_id = ""
+        self._reader = kafka.letter_reader()
+        self._tail = LetterTail(self._reader, self._topic, self._begin)
         self._begin()
 
     def _begin(self) -> None:
-        self._positions: dict[TopicPartition, int] = {}
         self._fold = OpenLetterFold(self._topic, self._group_id)
 
     def read(self) -> OpenLetters:
@@ -61,17 +116,8 @@ class NewLetters:
         Raises:
             BrokerError: Kafka did not answer, or there is no such topic.
         """
-        topic_id, ends = self._reader.topic_log(self._topic)
-        is_shorter = any(ends.get(one, 0) < known for one, known in self._positions.items())
-        if topic_id != self._topic_id or is_shorter:  # recreated or truncated
-            self._topic_id = topic_id
-            self._begin()
-        for place, found in parsed_records(
-            self._reader.read_topic(self._topic, positions=self._positions)
-        ):
+        for place, found in self._tail.read():
             self._fold.add(place, found)
-            partition = TopicPartition(self._topic, place.partition)
-            self._positions[partition] = next_offset(place.offset)
         return self._fold.open_letters()
 
     def __enter__(self) -> Self:
@@ -109,7 +155,7 @@ class DeadLetterTopic:
             BrokerError: Kafka did not answer, or there is no such topic.
         """
         fold = LetterFold(self._kafka.group_id, keeps_values=False)
-        with closing(self._kafka.reader()) as reader:
+        with closing(self._kafka.letter_reader()) as reader:
             for place, found in parsed_records(reader.read_topic(self.name, since_ms=since_ms)):
                 fold.add(place, found)
         return fold
@@ -124,7 +170,7 @@ class DeadLetterTopic:
             OffsetRange(self.name, *entry.place, next_offset(entry.place.offset))
             for entry in entries
         ]
-        with closing(self._kafka.reader()) as reader:
+        with closing(self._kafka.letter_reader()) as reader:
             for _, found in parsed_records(reader.read_lists(ranges)) if ranges else ():
                 if isinstance(found, Letter):
                     yield found

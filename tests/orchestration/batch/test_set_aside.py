@@ -28,6 +28,7 @@ from dagster_rebalance.core.model.letters import (
     StateChange,
     parse_record,
 )
+from dagster_rebalance.core.model.offsets import Bounds, TopicPartition
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.kafka.reading.range_reader import RangeReader
 from dagster_rebalance.orchestration.batch.letters import (
@@ -41,8 +42,9 @@ from tests.kafka.fake_producer import FakeProducer
 from tests.orchestration.parts import span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+KAFKA = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=["orders"])
 HOUR_MS = 3_600_000
 AT_MS = 100 * HOUR_MS
 
@@ -231,12 +233,23 @@ class Topic:
             {"make_producer": lambda _: self.producer},
         )  # fmt: skip
         self.reads: list[int | None] = []
+        self.records_read = 0
         self.extra: list[Message] = []
         self.firsts = 0
         self.gone: set[int] = set()
 
-    def read_topic(self, topic: str, *, since_ms: int | None) -> Iterator[list[Message]]:
+    def topic_log(self, topic: str) -> tuple[str, dict[TopicPartition, Bounds]]:
+        return "id", {TopicPartition(topic, 0): Bounds(0, len(self.producer.sent))}
+
+    def read_topic(
+        self,
+        topic: str,
+        *,
+        since_ms: int | None,
+        positions: Mapping[TopicPartition, int] | None = None,
+    ) -> Iterator[list[Message]]:
         self.reads.append(since_ms)
+        start = (positions or {}).get(TopicPartition(topic, 0), 0)
         stored = [
             Message(
                 topic=topic, partition=0, offset=at, key=key.encode(), value=value, headers=headers
@@ -244,7 +257,9 @@ class Topic:
             for at, ((_, key, value), headers) in enumerate(
                 zip(self.producer.sent, self.producer.headers, strict=True)
             )
+            if at >= start
         ]
+        self.records_read += len(stored)
         return iter([stored, self.extra])
 
     def read(self, ranges: Iterable[OffsetRange]) -> Iterator[Message]:
@@ -325,6 +340,27 @@ def test_thousands_of_letters_are_stored_in_parts(topic: Topic) -> None:
     own = topic.attempt()
     assert own.store(letters(*range(1_201)), "dead") == 1_201
     assert len(topic.letters) == own.count == 1_201
+
+
+def test_large_letters_are_stored_in_smaller_parts(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The producer's queue limits the bytes in flight."""
+    monkeypatch.setattr("dagster_rebalance.orchestration.batch.letters._CHUNK_BYTES", 100)
+    parts: list[int] = []
+    real = DeadLetterProducer.store
+
+    def store(self: DeadLetterProducer, given: Iterable[Any]) -> None:
+        records = list(given)
+        parts.append(len(records))
+        real(self, records)
+
+    monkeypatch.setattr(DeadLetterProducer, "store", store)
+    own = topic.attempt()
+    assert own.store(letters(*range(5), value=b"v" * 30, headers=[("h", b"h" * 20)]), "dead") == 5
+    assert parts == [2, 2, 1]
+    assert own.store(letters(5, 6, value=b"v" * 900), "dead") == 2
+    assert (parts[3:], own.count) == ([1, 1], 7)
 
 
 def test_repeat_stores_only_the_letters_that_the_topic_does_not_have(topic: Topic) -> None:
@@ -420,6 +456,13 @@ def test_replayed_letter_is_stored_again_and_a_discarded_one_is_not(
     assert len(topic.letters) == stored
 
 
+def test_letter_of_a_record_from_the_future_is_looked_up_in_the_whole_topic(topic: Topic) -> None:
+    """A producer that writes microseconds."""
+    for number in (1, 2):
+        topic.attempt(number).store(letters(3, timestamp=(1, 10**15)), "dead")
+    assert (topic.reads, len(topic.letters)) == ([None], 1)
+
+
 def test_much_older_record_is_looked_up_in_the_whole_topic(topic: Topic) -> None:
     own = topic.attempt(2)
     own.store(letters(3), "dead")
@@ -484,12 +527,22 @@ def test_letter_that_an_operator_closes_counts_no_longer(topic: Topic) -> None:
     assert len(topic.reads) == 3, "the first letter, and one before each refusal"
 
 
-def test_batches_of_one_run_read_the_letters_once(topic: Topic) -> None:
-    kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=["orders"])
-    producers = LetterProducers(kafka)
+def test_batches_of_one_run_read_each_letter_once(topic: Topic) -> None:
+    producers = LetterProducers(KAFKA)
     for offset in range(5):
-        topic.attempt(limit="5", producers=producers).store(letters(offset), "dead")
-    assert len(topic.reads) == 1
+        own = topic.attempt(limit="15", producers=producers)
+        own.store(letters(3 * offset, 3 * offset + 1), "dead")
+        own.store(letters(3 * offset + 2), "dead")
+    assert (len(topic.reads), topic.records_read) == (5, 12)
+
+
+def test_limit_counts_the_letters_of_other_runs_and_of_the_member(topic: Topic) -> None:
+    """Partitions move between runs, and bisection stores letters in the member."""
+    one, other = LetterProducers(KAFKA), LetterProducers(KAFKA)
+    topic.attempt(limit="3", producers=one).store(letters(0), "dead")
+    topic.attempt(limit="3", producers=other).store(letters(1, 2), "dead")
+    with pytest.raises(TooManyLettersError, match="would have 4 dead letters"):
+        topic.attempt(limit="3", producers=one).store(letters(3), "dead")
 
 
 def test_share_is_one_of_the_offsets_since_the_first_letter_of_the_hour(topic: Topic) -> None:

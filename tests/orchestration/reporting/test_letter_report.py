@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 from confluent_kafka import KafkaException, Producer
+from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from dagster_rebalance.core.model.errors import BrokerError
@@ -19,7 +20,7 @@ from dagster_rebalance.orchestration.reporting.letter_checks import (
     build_letters_check,
 )
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
-from dagster_rebalance.orchestration.resources.letter_topic import NewLetters
+from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic, NewLetters
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from tests.orchestration.bench import SETTINGS, Bench
@@ -175,27 +176,40 @@ def test_group_without_a_dead_letter_topic_has_no_check(instance: dg.DagsterInst
 # A real topic
 
 
-@pytest.mark.broker
-def test_new_letters_are_read_incrementally_and_by_the_check(
-    kafka_broker: KafkaCluster, kafka_topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def with_letters(broker: KafkaCluster, kafka_topic: TopicFactory) -> KafkaConsumerResource:
     dead = kafka_topic(2, prefix="dead")
-    kafka = KafkaConsumerResource(
-        bootstrap_servers=kafka_broker.bootstrap_servers,
+    return KafkaConsumerResource(
+        bootstrap_servers=broker.bootstrap_servers,
         group_id=dead,
         topics=["orders"],
         on_failure="dead_letter",
         dead_letter_topic=dead,
     )
 
-    def store(*found: Letter | StateChange) -> None:
-        producer = Producer({**kafka_broker.client_config(), "partitioner": "murmur2_random"})
-        for one in found:
-            headers: Any = one.record.headers
-            producer.produce(dead, key=one.record.key, value=one.record.value, headers=headers)
-        assert producer.flush(30) == 0
 
-    letters = [Letter(OffsetRange("orders", 0, at, at + 1), f"row {at}", b"{}") for at in range(4)]
+def store(kafka: KafkaConsumerResource, *found: Letter | StateChange) -> None:
+    config = {"bootstrap.servers": kafka.bootstrap_servers, "partitioner": "murmur2_random"}
+    producer = Producer(config)
+    for one in found:
+        headers: Any = one.record.headers
+        producer.produce(
+            kafka.dead_letter_topic, key=one.record.key, value=one.record.value, headers=headers
+        )
+    assert producer.flush(30) == 0
+
+
+def four_letters() -> list[Letter]:
+    return [Letter(OffsetRange("orders", 0, at, at + 1), f"row {at}", b"{}") for at in range(4)]
+
+
+@pytest.mark.broker
+def test_new_letters_are_read_incrementally_and_by_the_check(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = with_letters(kafka_broker, kafka_topic)
+    dead = kafka.dead_letter_topic or ""
+
+    letters = four_letters()
     key = GroupAssets.of(dead).letters
     check = dg.Definitions(
         asset_checks=[build_letters_check(key, "kafka")], resources={"kafka": kafka}
@@ -211,7 +225,7 @@ def test_new_letters_are_read_incrementally_and_by_the_check(
     assert passes()
     with NewLetters(kafka) as new:
         assert new.read() == OpenLetters(dead, 0, 0, 0)
-        store(*letters)
+        store(kafka, *letters)
         assert new.read().letters == 4
         read: list[object] = []
         real = new._reader.read_lists
@@ -222,7 +236,7 @@ def test_new_letters_are_read_incrementally_and_by_the_check(
                 yield messages
 
         monkeypatch.setattr(new._reader, "read_lists", watched)
-        store(StateChange(letters[0].key, LetterState.DISCARDED, "ada", "a test", 5))
+        store(kafka, StateChange(letters[0].key, LetterState.DISCARDED, "ada", "a test", 5))
         found = new.read()
         assert (found.letters, found.closed, len(read)) == (3, 1, 1)
         assert found.rows == (
@@ -244,7 +258,7 @@ def test_new_letters_are_read_incrementally_and_by_the_check(
 
         wait_until(is_recreated, timeout_s=30, what="a new topic")
         again = [replace(one, reason="again") for one in letters]
-        store(*again, letters[0])  # as many records as before
+        store(kafka, *again, letters[0])  # as many records as before
 
         def is_noticed() -> bool:
             try:
@@ -254,3 +268,42 @@ def test_new_letters_are_read_incrementally_and_by_the_check(
             return [row.reason for row in found.rows] == ["again"]
 
         wait_until(is_noticed, timeout_s=30, what="the letters of the new topic")
+
+
+@pytest.mark.broker
+def test_letters_that_retention_has_deleted_are_not_open(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    kafka = with_letters(kafka_broker, kafka_topic)
+    dead = kafka.dead_letter_topic or ""
+    admin = AdminClient({**kafka_broker.client_config()})
+    with NewLetters(kafka) as new:
+        store(kafka, *four_letters())
+        assert new.read().letters == 4
+        _, log = new._reader.topic_log(dead)
+        ends = [ConfluentPartition(*partition, bounds.until) for partition, bounds in log.items()]
+        for done in admin.delete_records(ends).values():
+            done.result(30)
+        assert new.read().letters == 0
+        store(kafka, *four_letters()[:3])
+        assert new.read().letters == 3
+
+
+@pytest.mark.broker
+def test_open_transaction_of_another_program_hides_no_letters(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    kafka = with_letters(kafka_broker, kafka_topic)
+    dead = kafka.dead_letter_topic or ""
+    other = Producer({**kafka_broker.client_config(), "transactional.id": dead})
+    other.init_transactions(30)
+    other.begin_transaction()
+    for number in (0, 1):
+        other.produce(dead, b"of another program", partition=number)
+    other.flush(30)
+    store(kafka, *four_letters())
+    with NewLetters(kafka) as new:
+        found = new.read()
+    assert (found.letters, found.malformed) == (4, 2)
+    assert DeadLetterTopic(kafka).read().counts[LetterState.OPEN] == 4
+    other.abort_transaction(30)

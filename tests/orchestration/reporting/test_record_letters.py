@@ -12,7 +12,7 @@ from dagster_rebalance.core.model.commands import StoreDeadLetter
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.events import DeadLetterFailed, DeadLetterStored
 from dagster_rebalance.core.model.letters import Letter, LetterKind, parse_record
-from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.offsets import Bounds, OffsetRange, TopicPartition
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.orchestration.reporting.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.reporting.record_letters import RecordLetters
@@ -37,6 +37,8 @@ class Kafka(KafkaConsumerResource):
     def reader(self) -> Any:  # noqa: ANN401 - as far as it is read
         return Reader(self)
 
+    letter_reader = reader
+
 
 class Reader:
     missing: frozenset[int] = frozenset()
@@ -60,6 +62,9 @@ class Reader:
             "timestamp": (1, AT_MS),
         }
         yield [Message(topic="orders", partition=0, offset=range_.start, **given)]
+
+    def topic_log(self, topic: str) -> tuple[str, dict[TopicPartition, Bounds]]:
+        return "id", {TopicPartition(topic, 0): Bounds(0, len(self.producer.sent))}
 
     def read_topic(self, topic: str, **_: object) -> Iterator[list[Message]]:
         sent = zip(self.producer.sent, self.producer.headers, strict=True)
