@@ -190,11 +190,10 @@ def with_letters(broker: KafkaCluster, kafka_topic: TopicFactory) -> KafkaConsum
 def store(kafka: KafkaConsumerResource, *found: Letter | StateChange) -> None:
     config = {"bootstrap.servers": kafka.bootstrap_servers, "partitioner": "murmur2_random"}
     producer = Producer(config)
+    topic = kafka.dead_letter_topic or ""
     for one in found:
         headers: Any = one.record.headers
-        producer.produce(
-            kafka.dead_letter_topic, key=one.record.key, value=one.record.value, headers=headers
-        )
+        producer.produce(topic, key=one.record.key, value=one.record.value, headers=headers)
     assert producer.flush(30) == 0
 
 
