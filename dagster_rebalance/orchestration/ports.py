@@ -55,6 +55,11 @@ class ShownStops(NamedTuple):
     partitions: int
     told: frozenset[TopicPartition]
 
+    @property
+    def by_owners(self) -> Mapping[TopicPartition, str]:
+        """The reasons that owners have reported."""
+        return {partition: why for partition, why in self.reasons.items() if partition in self.told}
+
     def are(self, stopped: Mapping[TopicPartition, str]) -> bool:
         """Whether the check shows these partitions, as far as its table has room."""
         return self.partitions == len(stopped) and self.reasons.keys() <= stopped.keys()
@@ -161,6 +166,9 @@ class GroupRecords(Protocol):
     def directives(self) -> tuple[Directive, ...]:
         """Return the directives of the group, oldest first."""
 
+    def shown_stops(self) -> ShownStops:
+        """Return the stops that the check of the group shows."""
+
 
 class CataloguePort(GroupRecords, Protocol):
     """The catalogue: shows the member to operators, and the members to each other."""
@@ -192,9 +200,6 @@ class CataloguePort(GroupRecords, Protocol):
             standing: The partitions and topics, with reasons.
             errors: The errors of the last runs of some stopped partitions.
         """
-
-    def shown_stops(self) -> ShownStops:
-        """Return the stops that the check of the group shows."""
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Report the lag of the group, and whether it is within the limit."""

@@ -229,6 +229,15 @@ class OwnedPartition(NamedTuple):
             unrecorded = unrecorded.without_growing()
         return changed._replace(pending=None, unrecorded=unrecorded)
 
+    def stopped_as_reported(self, reason: str) -> OwnedPartition:
+        """Return the partition with the stop that its owner has reported; empty for none.
+
+        A partition with a live run continues already, and one that is stopped has a newer reason.
+        """
+        if not reason or self.live_runs or self.phase is not Phase.OWNED:
+            return self
+        return self._replace(phase=Phase.STOPPED, stop_reason=reason)
+
     def draining(self) -> OwnedPartition:
         """Return the partition after its release was requested.
 

@@ -101,9 +101,10 @@ def why_blocked(
     is_stream = StreamBatch.parse(batch_id) is not None
     if isinstance(blocked, Exhausted) and is_stream:
         why = f": {blocked.reason}" if blocked.reason else ", whose log has the error"
+        tried = "1 attempt" if tries == 1 else f"{tries} attempts"
+        last = "in" if tries == 1 else "the last one in"
         return Reason(
-            f"{partition}: {blocked.attempts} attempts on {range_} failed, the last one in "
-            f"streaming run {blocked.run_id}{why}",
+            f"{partition}: {tried} on {range_} failed, {last} streaming run {blocked.run_id}{why}",
             f"Fix the cause. {again}",
         )
     if isinstance(blocked, Exhausted):

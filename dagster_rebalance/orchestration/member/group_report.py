@@ -32,6 +32,7 @@ from dagster_rebalance.orchestration.reporting.group_snapshot import (
     late_partitions,
     scan_parts,
     stops_of,
+    stops_with_reported,
 )
 
 if TYPE_CHECKING:
@@ -367,12 +368,12 @@ class GroupReport:
             others = stops_of(scan, dependencies.runs, dependencies.catalogue, settings, known)
             # Some reasons are known to the owner alone, which reports when the partition resumes.
             kept = {
-                partition: before.reasons[partition]
-                for partition in before.told - known
-                if partition in scan.found
+                partition: reason
+                for partition, reason in before.by_owners.items()
+                if partition in scan.found and partition not in known
             }
             standing = GroupState(
-                {**kept, **others.stopped, **own.stopped},
+                {**stops_with_reported(others.stopped, kept, settings), **own.stopped},
                 others.paused,
                 {**others.working, **own.working},
                 {**others.failed, **own.failed},

@@ -1,9 +1,9 @@
 """Read-only snapshot of a whole group: its lag, and its stopped partitions with reasons.
 
 An engine restores the partitions as the next owner would, and none of its commands is executed. So
-`status`, `explain`, the asset checks and the group report of a member give the same reasons. The
-snapshot lacks two facts that only an owner can detect: how long it has waited, and that Kafka
-refuses its writes.
+`status`, `explain`, the asset checks and the group report of a member give the same reasons. Only
+an owner detects how long it has waited, and that Kafka refuses its writes or letters: the stops
+that owners have reported to the check are part of the snapshot.
 """
 
 from __future__ import annotations
@@ -183,11 +183,18 @@ def take_snapshot(
     engine = _take_in(
         scan.partitions, found, settings, directives=directives, read_runs=read_runs, now=now
     )
+    reported = catalogue.shown_stops().by_owners
+    restored = {
+        partition: engine.partitions[partition].stopped_as_reported(reported.get(partition, ""))
+        if owners.owner(partition)
+        else engine.partitions[partition]
+        for partition in sorted(scan.partitions)
+    }
     return GroupSnapshot(
         found,
         {
-            partition: status_of(engine.partitions[partition], found.get(partition), owners, now)
-            for partition in sorted(scan.partitions)
+            partition: status_of(owned, found.get(partition), owners, now)
+            for partition, owned in restored.items()
         },
         scan.missing,
         notes,
@@ -252,7 +259,28 @@ def scan_with_stops(
         BrokerError: Kafka did not answer.
     """
     scan = scan_group(consumer, topics, partial(read_bounds, consumer), settings.start_from)
-    return scan, stops_of(scan, runs, catalogue, settings)
+    standing = stops_of(scan, runs, catalogue, settings)
+    kept = {
+        partition: reason
+        for partition, reason in catalogue.shown_stops().by_owners.items()
+        if partition in scan.found and partition not in standing.working
+    }
+    stopped = stops_with_reported(standing.stopped, kept, settings)
+    return scan, replace(standing, stopped=stopped, reported=frozenset(kept))
+
+
+def stops_with_reported(
+    scanned: Mapping[TopicPartition, str],
+    reported: Mapping[TopicPartition, str],
+    settings: EngineSettings,
+) -> dict[TopicPartition, str]:
+    """Return the stops of a scan and those that owners have reported, with reasons.
+
+    With a dead-letter topic for failed ranges, a scan shows such a range as the reason, and only
+    its owner knows why the range has no letter.
+    """
+    by_rank = (scanned, reported) if settings.dead_letter_topic else (reported, scanned)
+    return {**by_rank[0], **by_rank[1]}
 
 
 def _stopped_in(

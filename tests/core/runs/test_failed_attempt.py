@@ -77,6 +77,16 @@ def test_failed_attempt_keeps_run_and_error_after_takeover() -> None:
     )
 
 
+def test_single_attempt_is_described_in_singular() -> None:
+    batch = StreamBatch(OLD, 1, attempt=1)
+    seen = batch.as_runs((RANGE,), run(RunState.FAILED), BatchOutcome.FAILED)
+    progress = progress_of(RANGE, str(batch), RunIndex(seen), max_attempts=1)
+    assert isinstance(progress, Exhausted)
+    assert why_blocked(RANGE, progress, str(batch), RetryBackoff()).startswith(
+        f"orders-3: 1 attempt on orders-3 [0, 10) failed, in streaming run {progress.run_id}"
+    )
+
+
 def test_attempt_of_dead_process_has_error_of_its_run() -> None:
     batch = StreamBatch(NEW, 1, attempt=2)
     seen = with_error(batch.as_runs((RANGE,), run(RunState.FAILED), None), FAILED)

@@ -10,12 +10,18 @@ import pytest
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.model.printable import Reason
 from dagster_rebalance.core.reporting.group_status import GroupMember, Owners, RecordedAssignment
+from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.kafka.log_bounds import READ_LIMIT_S
 from dagster_rebalance.orchestration.operators.requests import DirectiveRequest, issue_directive
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings, public_settings
-from dagster_rebalance.orchestration.reporting.group_snapshot import GroupSnapshot, take_snapshot
+from dagster_rebalance.orchestration.reporting.group_snapshot import (
+    GroupSnapshot,
+    scan_with_stops,
+    take_snapshot,
+)
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER, MemberIdentity
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -104,6 +110,46 @@ def test_attempts_are_counted_with_the_settings_of_the_members(scene: Scene, bat
     record_run_event(scene.instance, run, RunEvent.OVER)
     assert run.run_id in scene.row().stopped
     assert scene.row(1).stopped == ""
+
+
+def test_stop_that_only_its_owner_knows_is_shown(scene: Scene, batch_id: str) -> None:
+    """The run has failed with an error of a record, and the member cannot store the letter."""
+    scene.kafka = kafka_in_memory(
+        max_attempts=1, on_failure="dead_letter", dead_letter_topic="orders-dead"
+    )
+    scene.group = GROUPS[scene.kafka.group_id]
+    scene.group.produce(tp(0), 20)
+    scene.group.produce(tp(1), 20)
+    scene.group.committed[tp(1)] = OffsetAndMetadata(0)
+    run = scene.run(batch_id, Status.FAILURE)
+    record_run_event(scene.instance, run, RunEvent.BEGAN)
+    record_run_event(scene.instance, run, RunEvent.OVER)
+    owners = Owners((GroupMember("m1", "a@b", frozenset({tp(0)})),))
+    assert scene.row(0, owners).stopped == ""
+    why = Reason("orders-0: max_dead_letters allows 5", "Mend them")
+    scene.catalogue.show_stopped(
+        GroupState({tp(0): why, tp(1): "orders-1: old"}, reported=frozenset({tp(0), tp(1)})), {}
+    )
+    assert scene.row(0, owners).stopped == why
+    assert scene.row(0, owners).sentence == "orders-0: stopped: max_dead_letters allows 5. Mend them"
+    assert Reason.of(scene.row(0, owners).stopped).remedy == "Mend them"
+    assert scene.row(0).stopped == scene.row(1, owners).stopped == ""  # the next owner retries
+    ledger = RunLedger(scene.instance, scene.kafka.group_id)
+    with scene.kafka.connect() as consumer:
+        _, standing = scan_with_stops(
+            consumer, ["orders"], ledger, scene.catalogue, scene.kafka.engine_settings()
+        )
+    assert standing.stopped[tp(0)] == why
+    assert standing.reported == {tp(0), tp(1)}
+
+
+def test_reported_stop_of_partition_at_work_is_left_out(scene: Scene, batch_id: str) -> None:
+    scene.run(batch_id, Status.STARTED)
+    scene.catalogue.show_stopped(
+        GroupState({tp(0): "orders-0: old"}, reported=frozenset({tp(0)})), {}
+    )
+    owners = Owners((GroupMember("m1", "a@b", frozenset({tp(0)})),))
+    assert scene.row(0, owners).stopped == ""
 
 
 def test_directives_are_shown(scene: Scene) -> None:
