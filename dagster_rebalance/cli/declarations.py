@@ -147,6 +147,7 @@ def letters_discard(
     why: Why,
     everything: EachOpen = False,
     containing: Containing = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Discard them.")] = False,
     topic: LetterTopic = "",
     group: Group = "",
     by: By = "",
@@ -155,11 +156,12 @@ def letters_discard(
 ) -> None:
     """Mark open letters as discarded: nobody will process their records.
 
-    The letters stay in their topic, with your name and the reason.
+    The letters stay in their topic, with your name and the reason. Without --yes, the command only
+    shows their number by partition and reason.
 
     \b
     dagster-rebalance letters discard orders-3-1207 --why "a test order"
-    dagster-rebalance letters discard --all --containing "no customer" --why "load test"
+    dagster-rebalance letters discard --all --containing "no customer" --why "load test" --yes
     """  # noqa: D301 - click does not rewrap the lines after \b
 
 

@@ -35,6 +35,7 @@ from dagster_rebalance.orchestration.operators.letter_payload import (
 from dagster_rebalance.orchestration.operators.letters import (
     LetterRequest,
     discard,
+    plan_discard,
     plan_replay,
 )
 from dagster_rebalance.orchestration.operators.requests import Reruns, time_of
@@ -60,16 +61,23 @@ def letters_discard(
     why: str,
     everything: bool,
     containing: str,
+    yes: bool,
     topic: str,
     group: str,
     by: str,
     bootstrap_server: str,
     command_config: Path | None,
 ) -> None:
-    """Mark letters as discarded."""
+    """Show the letters to discard, and discard them with `yes`."""
     request = LetterRequest(keys or (), everything, containing, by or login_name(), why, topic)
     with open_target(group, bootstrap_server, command_config) as target:
-        typer.echo(f"{discard(target.instance, target.kafka, request)}.")
+        plan = plan_discard(target.kafka, request)
+        typer.echo("\n".join(map(one_line, plan.texts)))
+        typer.echo(
+            f"{discard(target.instance, target.kafka, plan)}."
+            if yes
+            else "Nothing was discarded: add --yes to discard them."
+        )
 
 
 def letters_list(

@@ -231,11 +231,18 @@ def test_discard_closes_letters_and_is_shown_in_dagster(ward: Ward) -> None:
     letters = [ward.letter(at, reason="odd" if at % 2 else "even") for at in range(4)]
     ward.store(*letters)
     why = ("--why", "a load test", "--by", "ada")
-    said = ward.output("discard", letters[0].key, *why)
-    assert said == f"1 letter of topic {ward.letters} discarded.\n"
+    said = ward.output("discard", letters[0].key, *why, "--yes")
+    assert said.endswith(f"\n1 letter of topic {ward.letters} discarded.\n")
     with pytest.raises(ConfigurationError, match=f"{letters[0].key} is already discarded by ada"):
         ward.output("discard", letters[0].key, *why)
-    assert "2 letters of" in ward.output("discard", "--all", "--containing", "ODD", *why)
+    odd = ("discard", "--all", "--containing", "ODD", *why)
+    assert ward.output(*odd) == (
+        f"2 letters of topic {ward.letters} to discard\n"
+        f"2 of {ward.orders}-0 (record): odd\n"
+        "Nothing was discarded: add --yes to discard them.\n"
+    )
+    assert ward.listed()["open"] == 3, "a plan changes nothing"
+    assert "2 letters of" in ward.output(*odd, "--yes")
     left = ward.listed("--state", "all")
     assert (left["open"], left["discarded"]) == (1, 3)
     assert {one["key"]: one["why"] for one in left["letters"]} == {
@@ -274,5 +281,5 @@ def test_discard_that_dagster_does_not_record_is_reported_as_done(
     bad = ward.letter(1)
     ward.store(bad)
     with pytest.raises(DagsterRebalanceError, match=r"1 letter .* did not record it: disk full"):
-        ward.output("discard", bad.key, "--why", "x")
+        ward.output("discard", bad.key, "--why", "x", "--yes")
     assert ward.listed()["open"] == 0

@@ -394,9 +394,12 @@ def test_launchpad_lists_replays_and_discards_letters(
     (request,) = ground.tick().run_requests
     assert ground.run(request).success
 
-    succeeded, said = launch(
-        ground, action="discard", all_open=True, containing="bad", reason="a test", by="bob"
-    )
+    discard = {"all_open": True, "containing": "bad", "reason": "a test", "by": "bob"}
+    succeeded, said = launch(ground, **discard, action="discard")
+    assert succeeded, said
+    assert f"2 letters of topic {ward.letters} to discard" in said
+    assert ward.listed()["discarded"] == 0, "a dry run"
+    succeeded, said = launch(ground, **discard, action="discard", dry_run=False)
     assert succeeded, said
     assert f"2 letters of topic {ward.letters} discarded" in said
     assert ward.listed()["discarded"] == 2

@@ -7,7 +7,7 @@ process.
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of an op.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
@@ -23,6 +23,7 @@ from dagster_rebalance.orchestration.operators.letters import (
     LetterRequest,
     discard,
     letters_text,
+    plan_discard,
     plan_replay,
 )
 from dagster_rebalance.orchestration.operators.requests import (
@@ -126,8 +127,8 @@ class LettersConfig(dg.Config):
     dry_run: bool = Field(
         default=True,
         description=(
-            "Only show the plan of a replay in the log of this run. Set it to false to start the "
-            "runs."
+            "Only show the plan of a replay or discard in the log of this run. Set it to false to "
+            "carry it out."
         ),
     )
     topic: str = Field(
@@ -199,7 +200,9 @@ def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefin
             form.partitions, span, by, form.reason, form.records_per_run, form.runs_at_once
         )
         plan = reruns.plan(request)
-        _show_and_begin(context, plan, partial(reruns.begin, plan), dry_run=form.dry_run)
+        _show_and_begin(
+            context, _plan_texts(plan), partial(reruns.begin, plan), dry_run=form.dry_run
+        )
 
     return _operator_job(
         name,
@@ -236,11 +239,13 @@ def build_kafka_letters_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
             form.keys, form.all_open, form.containing, by, form.reason, form.topic
         )
         if form.action == "discard":
-            context.log.info(discard(context.instance, kafka, request))
+            discarded = plan_discard(kafka, request)
+            begin = partial(discard, context.instance, kafka, discarded)
+            _show_and_begin(context, discarded.texts, begin, dry_run=form.dry_run)
             return
         plan = plan_replay(context.instance, kafka, request)
         begin = partial(Reruns(context.instance, kafka).begin, plan)
-        _show_and_begin(context, plan, begin, dry_run=form.dry_run)
+        _show_and_begin(context, _plan_texts(plan), begin, dry_run=form.dry_run)
 
     return _operator_job(
         name,
@@ -250,16 +255,20 @@ def build_kafka_letters_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
         op_description="Lists dead letters, or stores the request about them.",
         description=(
             "Lists, replays or discards dead letters of a consumer group. In the launchpad, fill "
-            "in action, keys or all_open, reason and by. With dry_run: false, the sensor of the "
-            "group starts the runs of a replay."
+            "in action, keys or all_open, reason and by, and set dry_run to false. The sensor of "
+            "the group starts the runs of a replay."
         ),
     )
 
 
 def _show_and_begin(
-    context: dg.OpExecutionContext, plan: RerunPlan, begin: Callable[[], str], *, dry_run: bool
+    context: dg.OpExecutionContext,
+    plan_texts: Iterable[str],
+    begin: Callable[[], str],
+    *,
+    dry_run: bool,
 ) -> None:
-    for text in _plan_texts(plan):
+    for text in plan_texts:
         context.log.info(text)
     context.log.info("Nothing was started: this is a dry run." if dry_run else begin())
 

@@ -25,15 +25,30 @@ from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.letters import LetterEntry
+    from dagster_rebalance.core.model.letters import Letter, LetterEntry
     from dagster_rebalance.orchestration.operators.requests import RerunPlan
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
 _ROWS_SHOWN = 20
+
+
+class DiscardPlan(NamedTuple):
+    """The letters that a request discards."""
+
+    letters: Sequence[Letter]
+    topic: DeadLetterTopic
+    by: str
+    why: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The number of letters, and the letters by partition and reason."""
+        number = _number_of(self.letters)
+        return (f"{number} of topic {self.topic.name} to discard", *_counts(self.letters))
 
 
 class LetterRequest(NamedTuple):
@@ -85,16 +100,21 @@ def letters_text(topic: DeadLetterTopic) -> str:
     counts = ", ".join(f"{fold.counts[state]} {state.value}" for state in LetterState)
     found = newest_first(fold.in_state(LetterState.OPEN))
     letters = [entry.letter for entry in found if entry.letter is not None]
-    rows = count_letters(letters)
-    lines = [f"topic {topic.name}: {counts}; {fold.malformed} other records"]
-    lines += [
-        f"{row.letters} of {row.partition} ({row.kind.value}): {row.reason}"
-        for row in rows[:_ROWS_SHOWN]
-    ]
-    if len(rows) > _ROWS_SHOWN:
-        lines.append(f"and {len(rows) - _ROWS_SHOWN} more reasons")
+    lines = [f"topic {topic.name}: {counts}; {fold.malformed} other records", *_counts(letters)]
     newest = ", ".join(letter.key for letter in letters[:_ROWS_SHOWN])
     return "\n".join([*lines, *([f"newest: {newest}"] if letters else [])])
+
+
+def _counts(letters: Sequence[Letter]) -> Iterator[str]:
+    rows = count_letters(letters)
+    for row in rows[:_ROWS_SHOWN]:
+        yield f"{row.letters} of {row.partition} ({row.kind.value}): {row.reason}"
+    if len(rows) > _ROWS_SHOWN:
+        yield f"and {len(rows) - _ROWS_SHOWN} more reasons"
+
+
+def _number_of(letters: Sequence[Letter]) -> str:
+    return f"{len(letters)} letter{'s' * (len(letters) != 1)}"
 
 
 def plan_replay(
@@ -121,9 +141,19 @@ def plan_replay(
     )
 
 
-def discard(
-    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, request: LetterRequest
-) -> str:
+def plan_discard(kafka: KafkaConsumerResource, request: LetterRequest) -> DiscardPlan:
+    """Return the letters that a request discards. Nothing is written.
+
+    Raises:
+        BrokerError: Kafka did not answer, or refused.
+        ConfigurationError: See `LetterRequest.chosen`.
+    """
+    topic = DeadLetterTopic(kafka, request.topic)
+    letters = [entry.letter for entry in request.chosen(topic) if entry.letter is not None]
+    return DiscardPlan(letters, topic, request.by.strip(), request.why.strip())
+
+
+def discard(instance: dg.DagsterInstance, kafka: KafkaConsumerResource, plan: DiscardPlan) -> str:
     """Mark letters as discarded, and show it in Dagster.
 
     Returns:
@@ -131,17 +161,15 @@ def discard(
 
     Raises:
         BrokerError: Kafka did not answer, or refused.
-        ConfigurationError: See `LetterRequest.chosen`.
         DagsterRebalanceError: The letters are discarded, but Dagster did not record it.
     """
-    topic = DeadLetterTopic(kafka, request.topic)
-    letters = [entry.letter for entry in request.chosen(topic) if entry.letter is not None]
-    by, why, now_ms = request.by.strip(), request.why.strip(), round(time.time() * 1000)
+    letters, topic, by, why = plan
+    now_ms = round(time.time() * 1000)
     topic.change(
         StateChange(letter.key, LetterState.DISCARDED, by, why, now_ms, kind=letter.kind)
         for letter in letters
     )
-    done = f"{len(letters)} letter{'s' * (len(letters) != 1)} of topic {topic.name} discarded"
+    done = f"{_number_of(letters)} of topic {topic.name} discarded"
     catalogue = Catalogue(instance, GroupAssets.of(kafka.group_id), NO_MEMBER)
     try:
         catalogue.record_discarded(letters, by=by, why=why)
