@@ -166,6 +166,8 @@ def _problem_of_headers(given: RecordPredicate) -> str | None:
     for name in ("header_equals", "header_in"):
         if not isinstance(getattr(given, name), Mapping):
             return f"{name} must be a mapping with the names of headers as keys"
+        if "" in getattr(given, name):
+            return f"{name} has a header without a name: name the header"
     for name, values in given.header_in.items():
         if not isinstance(values, list | tuple) or not values:
             return f"header_in needs a list of at least one value for header {name!r}"

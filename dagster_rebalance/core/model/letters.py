@@ -69,7 +69,7 @@ class LetterLimit(NamedTuple):
         Raises:
             ConfigurationError: The text is neither a number nor a share.
         """
-        match = _LIMIT.fullmatch(text.strip())
+        match = _LIMIT.fullmatch(re.sub(r"\s+%", "%", text.strip()))
         amount = float(match["amount"]) if match else 0.0
         if match is None or amount <= 0 or (match["percent"] and amount > _ALL_PERCENT):
             msg = (

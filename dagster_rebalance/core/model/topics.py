@@ -26,6 +26,11 @@ _INTERNAL = "__"
 _LONGEST_NAME = 249
 
 
+def is_internal(topic: str) -> bool:
+    """Return whether a topic belongs to Kafka itself, such as `__consumer_offsets`."""
+    return topic.startswith(_INTERNAL)
+
+
 @dataclass(frozen=True, slots=True)
 class Topics:
     """The topics that a group subscribes to."""
@@ -75,9 +80,8 @@ class Topics:
 
     def have(self, topic: str) -> bool:
         """Return whether a topic belongs to the group."""
-        is_internal = topic.startswith(_INTERNAL)
         return topic in self.names or (
-            not is_internal and any(pattern.match(topic) for pattern in self.patterns)
+            not is_internal(topic) and any(pattern.match(topic) for pattern in self.patterns)
         )
 
     def among(self, there: Collection[str]) -> tuple[str, ...]:

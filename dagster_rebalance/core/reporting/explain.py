@@ -349,7 +349,7 @@ def _entry(entry: LedgerEntry, view: _Viewpoint, first: LedgerEntry | None = Non
                 return f"{_failures(exhausted.attempts)} on {span}"
             return f"{exhausted.failed_runs} run{_s(exhausted.failed_runs)} failed on {span}"
         case DeadLettered():
-            return f"{span} is in the dead-letter topic and is committed in order"
+            return f"{span} is a dead letter and is committed in order"
         case _:
             is_left_out = entry.completed_by == LEFT_OUT
             did = (

@@ -296,8 +296,9 @@ class BatchLetters:
                 return (
                     f"{partition} would have {len(found)} dead letters within an hour, and "
                     f"max_dead_letters allows {allowed}: its producers or the code may have "
-                    "changed. Mend them, or raise max_dead_letters. Then use dagster-rebalance "
-                    "retry, or wait for the next attempt"
+                    "changed. Mend them, close letters (dagster-rebalance letters discard or "
+                    "replay), or raise max_dead_letters. Then use dagster-rebalance retry, or "
+                    "wait for the next attempt"
                 )
         return None
 

@@ -27,7 +27,7 @@ from dagster_rebalance.core.batches.record_filter import RecordPredicate
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.letters import LetterLimit
 from dagster_rebalance.core.model.offsets import is_topic_name
-from dagster_rebalance.core.model.topics import StartTime, Topics, parse_start
+from dagster_rebalance.core.model.topics import StartTime, Topics, is_internal, parse_start
 from dagster_rebalance.core.runs.liveness import Liveness
 from dagster_rebalance.core.runs.retry import RetryBackoff
 from dagster_rebalance.core.transport_security import insecurity
@@ -653,6 +653,16 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
         elif topic is not None and not is_topic_name(topic):
             problem = f"dead_letter_topic={topic[:249]!r} cannot be the name of a topic"
+        elif topic is not None and is_internal(topic):
+            problem = (
+                f"dead_letter_topic={topic!r} is a topic of Kafka itself: name a topic that "
+                "contains nothing else"
+            )
+        elif topic is None and self.max_dead_letters is not None:
+            problem = (
+                "max_dead_letters limits the records in dead_letter_topic, which has no value: "
+                "name the topic, or remove max_dead_letters"
+            )
         elif topic is not None and topics.have(topic):
             problem = (
                 f"dead_letter_topic={topic!r} is one of topics, or matches a pattern there: dead "

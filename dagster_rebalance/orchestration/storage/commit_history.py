@@ -82,8 +82,8 @@ def materialisation(
     if commit.is_dead_letter:
         metadata["dead_letter"] = True
         description = (
-            f"the attempts of {commit.range} are exhausted, the last run is {commit.run_id}: the "
-            "range is in the dead-letter topic"
+            f"the attempts of {commit.range} are exhausted, the last run is {commit.run_id}: its "
+            "letter is in the dead-letter topic"
         )
     return dg.AssetMaterialization(
         asset_key=offsets, partition=str(partition), description=description, metadata=metadata

@@ -20,8 +20,10 @@ NAMES, TEXTS = (
 PARTS: st.SearchStrategy[Any] = st.sampled_from([None, b"", b"a", b"ab", "ä", b"\xc3", b"\xff"])
 FILTERS = st.builds(
     RecordPredicate,
-    header_equals=st.dictionaries(NAMES, TEXTS, max_size=2),
-    header_in=st.dictionaries(NAMES, st.lists(TEXTS, min_size=1, max_size=3), max_size=2),
+    header_equals=st.dictionaries(NAMES.filter(bool), TEXTS, max_size=2),
+    header_in=st.dictionaries(
+        NAMES.filter(bool), st.lists(TEXTS, min_size=1, max_size=3), max_size=2
+    ),
     key_prefix=st.sampled_from([None, "a", "ä"]),
     tombstones=st.sampled_from([True, False]),
 )
@@ -114,6 +116,8 @@ def test_filter_is_shown_in_words() -> None:
         ({"header_in": {"kind": []}}, "a list of at least one value for header 'kind'"),
         ({"header_in": {"kind": "order"}}, "a list of at least one value for header 'kind'"),
         ({"header_equals": "kind"}, "header_equals must be a mapping"),
+        ({"header_equals": {"": "a"}}, "header_equals has a header without a name"),
+        ({"header_in": {"": ["a"]}}, "header_in has a header without a name"),
         ({"header_equals": {"kind": 7}}, "7 must be a text that UTF-8 can encode: put numbers"),
         ({"header_in": {"kind": ["a", "\ud800"]}}, "must be a text that UTF-8 can encode"),
         ({"header_equals": {"\ufffd": "a"}}, "is not valid: has U+FFFD"),

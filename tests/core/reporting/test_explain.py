@@ -301,7 +301,7 @@ IDLE = owned(4)._replace(bounds=Bounds(0, 0))
         (owned(4, ("b", 9, Exhausted(("r1", "r2", RUN)))), "3 runs failed on [0, 9)"),
         (
             owned(4, ("b", 9, DeadLettered(RUN))),
-            "[0, 9) is in the dead-letter topic and is committed in order",
+            "[0, 9) is a dead letter and is committed in order",
         ),
         (
             owned(4)._replace(pending=owned(4, ("b", 9, Succeeded(RUN))).commit_write(7.5)),

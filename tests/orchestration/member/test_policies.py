@@ -109,6 +109,8 @@ def test_policies_reach_the_engine(settings: dict[str, str], field: str, value: 
             {"on_failure": "dead_letter", "dead_letter_topic": "no topic"},
             "cannot be the name of a topic",
         ),
+        ({"dead_letter_topic": "__consumer_offsets"}, "is a topic of Kafka itself"),
+        ({"max_dead_letters": 5}, "dead_letter_topic, which has no value: name the topic"),
     ],
 )
 def test_dead_letter_settings_that_cannot_work_are_refused(
@@ -214,7 +216,7 @@ def test_letter_is_stored_before_its_offset_is_committed(
     assert (
         record.description
         == f"the attempts of orders-0 [0, 10) are exhausted, the last run is {runs[-1].run_id}: "
-        "the range is in the dead-letter topic"
+        "its letter is in the dead-letter topic"
     )
     shown = {name: record.metadata[name].value for name in ("dead_letter", "run")}
     assert shown == {"dead_letter": True, "run": runs[-1].run_id}

@@ -370,7 +370,7 @@ def test_dead_letter_is_a_commit_and_an_event(shown: Shown) -> None:
     assert (
         commit.description
         == "the attempts of orders-0 [0, 10) are exhausted, the last run is run-1: "
-        "the range is in the dead-letter topic"
+        "its letter is in the dead-letter topic"
     )
     assert commit.metadata["dead_letter"].value is True
     (event,) = shown.events()

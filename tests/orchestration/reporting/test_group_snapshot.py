@@ -130,9 +130,10 @@ def test_stop_that_only_its_owner_knows_is_shown(scene: Scene, batch_id: str) ->
     scene.catalogue.show_stopped(
         GroupState({tp(0): why, tp(1): "orders-1: old"}, reported=frozenset({tp(0), tp(1)})), {}
     )
-    assert scene.row(0, owners).stopped == why
-    assert scene.row(0, owners).sentence == "orders-0: stopped: max_dead_letters allows 5. Mend them"
-    assert Reason.of(scene.row(0, owners).stopped).remedy == "Mend them"
+    row = scene.row(0, owners)
+    assert row.stopped == why
+    assert row.sentence == "orders-0: stopped: max_dead_letters allows 5. Mend them"
+    assert Reason.of(row.stopped).remedy == "Mend them"
     assert scene.row(0).stopped == scene.row(1, owners).stopped == ""  # the next owner retries
     ledger = RunLedger(scene.instance, scene.kafka.group_id)
     with scene.kafka.connect() as consumer:
