@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ def probe(
     as_json: bool,
 ) -> None:
     """Execute a probe; exit with 1 if the assets fail."""
-    ranges = [_range(text) for text in offsets]
+    ranges = _ranges(offsets)
     defs = _definitions(module, python_file)
     with _folder(scratch) as folder:
         result = execute_probe(defs, ranges, folder, job=job)
@@ -70,6 +71,15 @@ def _range(text: str) -> OffsetRange:
         raise ConfigurationError(str(error)) from error
 
 
+def _ranges(offsets: Sequence[str]) -> list[OffsetRange]:
+    ranges = sorted({_range(text) for text in offsets})
+    for first, second in pairwise(ranges):
+        if first.topic_partition == second.topic_partition and second.start < first.until:
+            msg = f"{first} and {second} overlap: name each offset once"
+            raise ConfigurationError(msg)
+    return ranges
+
+
 @contextmanager
 def _folder(scratch: str) -> Iterator[str]:
     if scratch:
@@ -84,8 +94,10 @@ def _definitions(module: str, python_file: Path | None) -> dg.Definitions:
     if module and python_file is not None:
         msg = "pass either -m or -f, not both"
         raise ConfigurationError(msg)
+    hint = ""
     if not module and python_file is None:
         module, python_file = _default_location(Path.cwd())
+        hint = f". Or {_NAME_IT}"
     for folder in (Path.cwd() / "src", Path.cwd()):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
@@ -96,7 +108,7 @@ def _definitions(module: str, python_file: Path | None) -> dg.Definitions:
     except ConfigurationError:
         raise
     except Exception as error:
-        msg = f"{name} cannot be loaded: {type(error).__name__}: {error}. Or {_NAME_IT}"
+        msg = f"{name} cannot be loaded: {type(error).__name__}: {error}{hint}"
         raise ConfigurationError(msg) from error
 
 
@@ -104,25 +116,42 @@ def _default_location(folder: Path) -> tuple[str, Path | None]:
     """Return the module or the file that a project or a workspace names."""
     project, workspace = folder / "pyproject.toml", folder / "workspace.yaml"
     if project.is_file():
-        tool = tomllib.loads(project.read_text()).get("tool", {})
-        of_dg = tool.get("dg", {}).get("project", {})
-        root = of_dg.get("root_module", "")
-        module = (
-            tool.get("dagster", {}).get("module_name")
-            or of_dg.get("code_location_target_module")
-            or (f"{root}.definitions" if root else "")
-        )
+        with _errors_of(project):
+            module = _module_of(tomllib.loads(project.read_text()))
         if module:
             return module, None
     if workspace.is_file():
-        places = (yaml.safe_load(workspace.read_text()) or {}).get("load_from") or []
-        named = [place for one in places for place in _named(one, folder)]
+        with _errors_of(workspace):
+            places = (yaml.safe_load(workspace.read_text()) or {}).get("load_from") or []
+            named = [place for one in places for place in _named(one, folder)]
         if len(named) == 1:
             return named[0]
         msg = f"{workspace} has {len(named)} code locations in modules or files: {_NAME_IT}"
         raise ConfigurationError(msg)
     msg = f"{folder} has neither a pyproject.toml with a code location nor a workspace.yaml: "
     raise ConfigurationError(msg + _NAME_IT)
+
+
+@contextmanager
+def _errors_of(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OSError, yaml.YAMLError) as error:
+        is_form = isinstance(error, AttributeError | KeyError | TypeError)
+        why = "it does not have the form that Dagster expects" if is_form else one_line(str(error))
+        msg = f"{file} names no code location: {why}. Mend it, or {_NAME_IT}"
+        raise ConfigurationError(msg) from error
+
+
+def _module_of(project: Any) -> str:  # noqa: ANN401 - from TOML
+    tool = project.get("tool", {})
+    of_dg = tool.get("dg", {}).get("project", {})
+    root = of_dg.get("root_module", "")
+    return (
+        tool.get("dagster", {}).get("module_name")
+        or of_dg.get("code_location_target_module")
+        or (f"{root}.definitions" if root else "")
+    )
 
 
 def _named(place: Any, folder: Path) -> Iterator[tuple[str, Path | None]]:  # noqa: ANN401 - from YAML
@@ -186,7 +215,8 @@ def _described(
     if not result.outputs:
         yield "no output of this package was written"
     if result.letters:
-        yield f"the group would store {len(result.letters)} dead letters"
+        number = len(result.letters)
+        yield f"the group would store {number} dead letter{'s' * (number != 1)}"
     for letter in result.letters:
         yield f"  {letter.key}: {one_line(letter.reason)}"
     if result.error:

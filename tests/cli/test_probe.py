@@ -131,7 +131,7 @@ def test_records_are_processed_without_effects(shop: Shop, form: str) -> None:
     assert f"output Parquet {shop.out}: 3 rows" in lines
     assert any('"value": "v4"' in line for line in lines)
     assert lines[-2:] == [
-        "the group would store 1 dead letters",
+        "the group would store 1 dead letter",
         f"  {shop.topic}-0-3: no customer",
     ]
     assert not shop.out.exists()
@@ -204,6 +204,11 @@ def test_text_that_is_no_offset_is_refused(text: str) -> None:
         ("workspace.yaml", "load_from: [{python_module: json}]", "json has 0 dg.Definitions"),
         ("workspace.yaml", "load_from: [{python_file: a.py}, {python_file: b.py}]", "has 2 code"),
         ("workspace.yaml", "load_from: [{python_file: {relative_path: a.py}}]", "a.py cannot be"),
+        ("workspace.yaml", "- python_file: a.py", "workspace.yaml names no .* or pass -m"),
+        ("workspace.yaml", "load_from: a.py", "does not have the form that Dagster expects"),
+        ("workspace.yaml", "load_from: [", "workspace.yaml names no code location: while parsing"),
+        ("pyproject.toml", "[tool", "pyproject.toml names no code location: .* or pass -m"),
+        ("pyproject.toml", "tool = 1", "does not have the form that Dagster expects"),
     ],
 )
 def test_code_location_is_that_of_the_folder(
@@ -221,3 +226,61 @@ def test_module_and_file_exclude_each_other(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(ConfigurationError, match="either -m or -f"):
         invoke("probe", "orders:3@7", "-m", "json", "-f", str(file))
+
+
+TWO_GROUPS = """
+import dagster as dg
+
+from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_batch_defs
+
+
+def group(topic: str) -> dg.Definitions:
+    @dg.asset(name=f"{topic}_rows", required_resource_keys={f"{topic}_batch"})
+    def made() -> None:
+        raise AssertionError
+
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=dg.EnvVar("PROBED_BROKERS"), group_id=topic, topics=[topic]
+    )
+    return build_kafka_batch_defs(
+        kafka=kafka, assets=[made], name=topic, kafka_key=f"{topic}_kafka",
+        batch_key=f"{topic}_batch", show_topics=False,
+    )
+
+
+defs = dg.Definitions.merge(group("orders"), group("pay"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["orders:0@3", "pay:0@3"],
+            r"processes all of orders, pay \(orders processes orders; pay processes pay\): probe",
+        ),
+        (["orders:0@3", "--job", "x"], "there is no job x .* --job with one of orders, pay"),
+        (["other:0@3"], "no job of these definitions processes other"),
+        (["orders:0@3-9", "orders:0@8"], "overlap: name each offset once"),
+        (
+            ["orders:0@3", "orders:0@3"],
+            'set up: You have .* fetch the environment variable "PROBED_BROKERS" which is not set',
+        ),
+    ],
+)
+def test_probe_that_cannot_begin_names_the_cause_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], problem: str
+) -> None:
+    monkeypatch.delenv("PROBED_BROKERS", raising=False)
+    file = tmp_path / "two_groups.py"
+    file.write_text(TWO_GROUPS)
+    with pytest.raises(ConfigurationError, match=problem) as caught:
+        invoke("probe", *arguments, "-f", str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_file_that_was_named_is_not_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "broken_code_location.py"
+    file.write_text("1 / 0")
+    with pytest.raises(ConfigurationError, match=r"division by zero$"):
+        invoke("probe", "orders:3@7", "-f", str(file))

@@ -20,12 +20,14 @@ from dagster_rebalance.core.model.errors import (
 )
 from dagster_rebalance.core.model.letters import Letter
 from dagster_rebalance.core.model.offsets import OffsetRange
+from dagster_rebalance.core.model.printable import one_line
 from dagster_rebalance.core.model.topics import Topics
 from dagster_rebalance.kafka.log_bounds import read_bounds
 from dagster_rebalance.orchestration.batch.batch_values import WrappedIOManager
 from dagster_rebalance.orchestration.batch.resource import KafkaBatch, collecting_batch
 from dagster_rebalance.orchestration.batch.validation import definition_of, ops_of
-from dagster_rebalance.orchestration.storage.run_tags import format_range
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
+from dagster_rebalance.orchestration.storage.run_tags import format_range, parse_ranges
 from dagster_rebalance.outputs.scratch import ScratchOutput, redirect_outputs
 
 BATCH_ID = "r.probe.1"
@@ -82,19 +84,19 @@ def probe(
     """
     chosen, key, batch = _job_of(defs, ranges, job)
     collected: dict[str, Letter] = {}
-    problems: list[DagsterRebalanceError] = []
-    own = _batch_class(collected, problems)(
+    own = _batch_class(collected)(
         kafka=batch.kafka, batch_id=BATCH_ID, ranges=[*map(format_range, ranges)]
     )
     with redirect_outputs(folder) as scratch, dg.DagsterInstance.ephemeral() as instance:
+        _check_offsets(batch.kafka, ranges, instance)
         result = chosen.execute_in_process(
             instance=instance,
             resources={**_kept_values(defs, chosen), key: own},
             run_config={"loggers": {"console": {"config": {"log_level": "INFO"}}}},
             raise_on_error=False,
         )
-    if problems:
-        raise problems[0]
+    if not result.success:
+        _raise_problem_of_resources(result.all_events)
     return ProbeResult(
         chosen.name,
         "" if result.success else _error_of(result.all_events),
@@ -119,25 +121,47 @@ def _job_of(
         if isinstance(resource, KafkaBatch)
     }
     topics = sorted({range_.topic for range_ in ranges})
-    found = [
+    jobs = [
         (job, key, batch)
         for job in defs.resolve_all_job_defs()
-        if not job.name.startswith("__") and name in {"", job.name}
+        if not job.name.startswith("__")
         for key, batch in batches.items()
         if any(key in op.required_resource_keys for op in ops_of([job.graph]))
-        if name or all(map(Topics.of(_known(batch.kafka.topics)).have, topics))
+    ]
+    read = {
+        (job.name, key): [one for one in topics if Topics.of(_known(batch.kafka.topics)).have(one)]
+        for job, key, batch in jobs
+    }
+    found = [
+        one
+        for one in jobs
+        if (one[0].name == name if name else read[one[0].name, one[1]] == topics)
     ]
     if len(found) == 1:
         return found[0]
-    jobs = ", ".join(sorted(job.name for job, *_ in found))
-    msg = (
-        f"several jobs process {', '.join(topics)}: pass --job with one of {jobs}"
-        if found
-        else f"no job of these definitions processes {', '.join(topics)}"
-        + (f", or there is no job {name}" if name else "")
-        + ": name the module of the code location that has the assets of the group"
+    raise ConfigurationError(_why_no_job(name, topics, read, several=bool(found)))
+
+
+def _why_no_job(
+    name: str, topics: Sequence[str], read: Mapping[tuple[str, str], list[str]], *, several: bool
+) -> str:
+    listed = ", ".join(topics)
+    names = ", ".join(sorted({job for job, _ in read}))
+    if several and not name:
+        fitting = ", ".join(sorted({job for (job, _), its in read.items() if its == topics}))
+        return f"several jobs process {listed}: pass --job with one of {fitting}"
+    if name and names:
+        return f"there is no job {name} with one KafkaBatch: pass --job with one of {names}"
+    partly = [f"{job} processes {', '.join(its)}" for (job, _), its in sorted(read.items()) if its]
+    if partly:
+        return (
+            f"no job processes all of {listed} ({'; '.join(partly)}): probe the topics of each "
+            "group one after the other"
+        )
+    return (
+        f"no job of these definitions processes {listed}: name the module of the code location "
+        "that has the assets of the group"
     )
-    raise ConfigurationError(msg)
 
 
 def _known(topics: Iterable[Any]) -> list[str]:
@@ -145,10 +169,74 @@ def _known(topics: Iterable[Any]) -> list[str]:
     return [value for value in values if value]
 
 
-def _batch_class(
-    collected: dict[str, Letter], problems: list[DagsterRebalanceError]
-) -> Callable[..., KafkaBatch]:
-    """Return a class of batches that collect letters and problems of their set-up."""
+class _OffsetsCheck(dg.ConfigurableResource[None]):
+    """Checks before the run that Kafka has the offsets, so a problem is no error of the run."""
+
+    kafka: KafkaConsumerResource
+    ranges: list[str]
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[None]:  # noqa: ARG002
+        ranges = [*parse_ranges(self.ranges)]
+        with self.kafka.connect() as consumer:
+            bounds = read_bounds(consumer, {range_.topic_partition for range_ in ranges})
+        for range_ in ranges:
+            there = bounds[range_.topic_partition]
+            if not there.start <= range_.start < range_.until <= there.until:
+                msg = (
+                    f"Kafka has the offsets [{there.start}, {there.until}) of "
+                    f"{range_.topic_partition}, and not all of {range_}: name offsets among them"
+                )
+                raise BrokerError(msg, retriable=False)
+        yield
+
+
+def _check_offsets(
+    kafka: KafkaConsumerResource, ranges: Iterable[OffsetRange], instance: dg.DagsterInstance
+) -> None:
+    check = _OffsetsCheck(kafka=kafka, ranges=[*map(format_range, ranges)])
+    try:
+        with dg.build_resources({"check": check}, instance=instance):
+            pass
+    except dg.DagsterError as error:
+        problem = _problem_in(error)
+        msg = f"the resource of Kafka cannot be set up: {problem}"
+        raise (
+            problem if isinstance(problem, DagsterRebalanceError) else ConfigurationError(msg)
+        ) from error
+
+
+def _problem_in(error: BaseException) -> DagsterRebalanceError | str:
+    """Return the first error of this package among the causes, or the last cause in one line."""
+    cause: BaseException | None = error
+    last = error
+    while cause is not None:
+        if isinstance(cause, DagsterRebalanceError):
+            return cause
+        last, cause = cause, cause.__cause__
+    return _in_short(str(last))
+
+
+def _in_short(problem: str) -> str:
+    """Return an error of a config without Dagster's own stack trace."""
+    text = problem.partition("Stack Trace")[0]
+    return one_line(text.rpartition("PostProcessingError: ")[2])
+
+
+def _raise_problem_of_resources(events: Sequence[dg.DagsterEvent]) -> None:
+    """Raise if a resource could not be set up, and no asset has begun."""
+    for event in events:
+        if event.event_type is dg.DagsterEventType.RESOURCE_INIT_FAILURE:
+            error = getattr(event.event_specific_data, "error", None)
+            while error is not None and error.cause is not None:
+                error = error.cause
+            why = _in_short(event.message or "" if error is None else error.message)
+            msg = f"the resources of the job cannot be set up: {why}"
+            raise ConfigurationError(msg)
+
+
+def _batch_class(collected: dict[str, Letter]) -> Callable[..., KafkaBatch]:
+    """Return a class of batches that collect letters."""
 
     class ProbedBatch(collecting_batch(collected)):  # type: ignore[misc] # a class of this call
         """The batch of a probe."""
@@ -163,26 +251,8 @@ def _batch_class(
 
         @contextmanager
         def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[KafkaBatch]:  # noqa: ARG002
-            try:
-                self._check_offsets()
-            except DagsterRebalanceError as error:
-                problems.append(error)
-                raise
             with closing(self.kafka.reader()) as reader:
                 yield self.read_by(reader)
-
-        def _check_offsets(self) -> None:
-            ranges = self.offset_ranges
-            with self.kafka.connect() as consumer:
-                bounds = read_bounds(consumer, {range_.topic_partition for range_ in ranges})
-            for range_ in ranges:
-                there = bounds[range_.topic_partition]
-                if not there.start <= range_.start < range_.until <= there.until:
-                    msg = (
-                        f"Kafka has the offsets [{there.start}, {there.until}) of "
-                        f"{range_.topic_partition}, and not all of {range_}"
-                    )
-                    raise BrokerError(msg, retriable=False)
 
     return ProbedBatch
 
