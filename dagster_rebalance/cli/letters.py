@@ -18,7 +18,7 @@ from rich.text import Text
 from dagster_rebalance.cli.declarations import LettersShown
 from dagster_rebalance.cli.operator_commands import show_plan
 from dagster_rebalance.cli.target import login_name, open_target, read_settings
-from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.letters import LetterKind, LetterState
 from dagster_rebalance.core.model.printable import escaped, one_line
 from dagster_rebalance.core.operators.letter_selection import (
@@ -95,7 +95,7 @@ def letters_list(
 ) -> None:
     """Print the number of letters by partition and reason, and the newest letters."""
     states = ALL_STATES if state is LettersShown.ALL else frozenset({LetterState(state.value)})
-    since_ms = round(time_of(since) * 1000) if since else None
+    since_ms = max(0, round(time_of(since) * 1000)) if since else None
     wanted = LetterFilter(partitions or (), containing, since_ms, states)
     with open_target(group, bootstrap_server, command_config) as target:
         letter_topic = DeadLetterTopic(target.kafka, topic)
@@ -106,6 +106,9 @@ def letters_list(
             typer.echo(json.dumps({**shown, "letters": [*map(_as_json, found[:limit])]}))
         else:
             _print_list(letter_topic.name, fold, found, limit)
+            for selector in wanted.unmatched(fold.entries.values()):
+                since_then = f" stored since {since}" if since else ""
+                typer.echo(f"the topic has no letter of {selector}{since_then}, in any state")
 
 
 def letters_replay(
@@ -144,13 +147,19 @@ def letters_show(
     command_config: Path | None,
 ) -> None:
     """Print one letter with its record."""
+    resource = _registry(registry, registry_config)
     with open_target(group, bootstrap_server, command_config) as target:
         letter_topic = DeadLetterTopic(target.kafka, topic)
-        (entry,) = named_letters(letter_topic.read().entries, [key])
+        (entry,) = named_letters(
+            letter_topic.read().entries,
+            [key],
+            topic=letter_topic.name,
+            group_id=letter_topic.group_id,
+        )
         (letter,) = letter_topic.with_records([entry])
         typer.echo("\n".join(_described(entry, letter)))
         if letter.kind is LetterKind.RECORD:
-            for line in _record(letter, _registry(registry, registry_config)):
+            for line in _record(letter, resource):
                 typer.echo(line)
 
 
@@ -176,9 +185,11 @@ def _print_list(topic: str, fold: LetterFold, found: Sequence[LetterEntry], limi
     console.print(Text(f"topic {topic}: {counts}", style="bold"))
     if fold.malformed:
         first = one_line(fold.malformed_shown[0])
-        console.print(Text(f"{fold.malformed} records are no letters; {first}"))
+        are = "record is no letter" if fold.malformed == 1 else "records are no letters"
+        console.print(Text(f"{fold.malformed} {are}; {first}"))
     if fold.others:
-        console.print(Text(f"{fold.others} records belong to letters of other groups"))
+        belong = "record belongs" if fold.others == 1 else "records belong"
+        console.print(Text(f"{fold.others} {belong} to letters of other groups"))
     rows = count_letters(entry.letter for entry in found if entry.letter is not None)
     if not rows:
         console.print(Text("no letter matches"))
@@ -262,9 +273,10 @@ def _described(entry: LetterEntry, letter: Letter) -> Iterator[str]:
         why = f": {one_line(change.why)}" if change.why else ""
         by = f"{entry.state.value} by {one_line(change.by)} at {_time(change.time_ms)}"
         yield f"{by}{by_run}{why}"
+    group = f" by group {one_line(letter.group_id)}" if letter.group_id else ""
     batch = f", batch {one_line(letter.batch_id)}" if letter.batch_id else ""
     attempt = "" if letter.attempt is None else f", attempt {letter.attempt}"
-    yield f"stored: {_time(letter.time_ms)}{batch}{attempt}"
+    yield f"stored: {_time(letter.time_ms)}{group}{batch}{attempt}"
     if letter.run_id:
         run_id = one_line(letter.run_id)
         yield f"run: {run_id} (in Dagster's UI: /runs/{run_id})"
@@ -286,10 +298,18 @@ def _record(letter: Letter, resource: SchemaRegistryResource | None) -> Iterator
         for part, payload in parts:
             yield f"{part}: {shown_payload(payload)}"
         return
-    names = [name for name, _ in letter.headers]
+    names, down = [name for name, _ in letter.headers], ""
     with closing(resource.registry()) as registry:
         for part, payload in parts:
-            value, problem = decoded_payload(registry, part, payload, letter.range.topic, names)
+            try:
+                value, problem = (
+                    (None, down)
+                    if down and payload is not None
+                    else decoded_payload(registry, part, payload, letter.range.topic, names)
+                )
+            except BrokerError as error:
+                value, problem = None, escaped(str(error))
+                down = problem  # each request would wait for it again
             if problem:
                 yield f"{part}: {shown_payload(payload)}"
                 yield f"  not decoded: {problem}"

@@ -17,6 +17,7 @@ from dagster_rebalance.core.model.letters import Letter, LetterFold, LetterKind,
 from dagster_rebalance.orchestration.operators.letters import (
     LetterRequest,
     discard,
+    plan_discard,
     plan_replay,
 )
 from dagster_rebalance.orchestration.operators.requests import Reruns
@@ -115,7 +116,7 @@ class Letters:
         if fold.counts[LetterState.OPEN]:
             why = "no code can process them"
             request = LetterRequest((), everything=True, containing="", by=_BY, why=why)
-            discard(self._instance, self.kafka, request)
+            discard(self._instance, self.kafka, plan_discard(self.kafka, request))
 
 
 def expected(

@@ -17,6 +17,7 @@ from dagster_rebalance.core.model.errors import (
 )
 from dagster_rebalance.core.model.letters import Letter, LetterKind, LetterState, StateChange
 from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition
+from dagster_rebalance.orchestration.operators.letter_payload import shown_payload
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.group_settings import public_settings
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
@@ -161,7 +162,7 @@ def test_show_prints_the_record_and_its_run(ward: Ward) -> None:
     assert ward.output("show", raw.key).splitlines() == [
         f"letter {raw.key}: the record {ward.orders}-0 offset 5, replayed",
         "replayed by ada at 2023-11-14 22:13:20 UTC in run run-2: fixed",
-        "stored: 2023-11-14 22:13:20 UTC, batch b-1, attempt 1",
+        f"stored: 2023-11-14 22:13:20 UTC by group {ward.orders}, batch b-1, attempt 1",
         "run: run-00001 (in Dagster's UI: /runs/run-00001)",
         "reason: not JSON\\x1b[2J",
         "timestamp: 2023-11-14 22:13:19 UTC",
@@ -179,7 +180,10 @@ def test_show_prints_the_record_and_its_run(ward: Ward) -> None:
     first, *_, last = ward.output("show", failed.key).splitlines()
     assert first == f"letter {failed.key}: the range {ward.orders}-1 [10, 20), open"
     assert last == "reason: lost"
-    with pytest.raises(ConfigurationError, match="has no letter orders-9: `dagster-rebalance l"):
+    missing = (
+        f"{ward.letters} has no letter orders-9: .* --group {ward.orders} --topic {ward.letters}`"
+    )
+    with pytest.raises(ConfigurationError, match=missing):
         ward.output("show", "orders-9")
 
 
@@ -206,6 +210,10 @@ def test_show_decodes_records_with_the_registry(ward: Ward, tmp_path: Path) -> N
             shown
         )
         assert "value: 00 00 00 00 01\n  not decoded: " in shown
+    shown = ward.output("show", good.key, "--registry", registry.url)
+    key = framed(proto_id, b"\x08\x07", b"\x00").hex(" ")
+    assert f"key: {key}\n  not decoded: " in shown
+    assert shown.count("not decoded: ") == 2, "the registry is down"
     config.write_text("username=ada\n")
     with pytest.raises(ConfigurationError, match="has no url: add the URL of the schema registry"):
         ward.output("show", good.key, "--registry-config", str(config))
@@ -283,3 +291,22 @@ def test_discard_that_dagster_does_not_record_is_reported_as_done(
     with pytest.raises(DagsterRebalanceError, match=r"1 letter .* did not record it: disk full"):
         ward.output("discard", bad.key, "--why", "x", "--yes")
     assert ward.listed()["open"] == 0
+
+
+def test_list_names_selectors_without_letters(ward: Ward) -> None:
+    ward.store(ward.letter(1))
+    found = ward.output("list", f"{ward.orders}:0", f"{ward.orders}:7", "--since", "1969-01-01")
+    assert f"{ward.orders}-0-1" in found
+    assert found.endswith(
+        f"the topic has no letter of {ward.orders}:7 stored since 1969-01-01, in any state\n"
+    )
+    with pytest.raises(ConfigurationError, match="'orders:1@3' cannot name partitions"):
+        ward.output("list", "orders:1@3")
+
+
+def test_long_text_is_cut_by_the_bytes_that_are_counted() -> None:
+    assert shown_payload("ä".encode() * 2_500) == "ä" * 2_000 + " ... and 1000 more bytes"
+    assert shown_payload(b"a" + "ä".encode() * 2_000) == (
+        "a" + "ä" * 1_999 + " ... and 2 more bytes"
+    )
+    assert shown_payload(b"\xff" * 4_001) == ("ff " * 4_000)[:-1] + " ... and 1 more bytes"

@@ -74,12 +74,7 @@ class Directive:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if _SELECTOR.fullmatch(self.partitions) is None:
-            msg = (
-                f"{self.partitions[:300]!r} cannot name partitions: write orders:3 for a "
-                "partition, orders for a topic, or a pattern such as ord* or '*'"
-            )
-            raise ConfigurationError(msg)
+        check_selector(self.partitions)
         if not self.by.strip():
             msg = (
                 f"{self.action.value} {self.partitions}: give your name, which other operators see"
@@ -100,6 +95,20 @@ class Directive:
     def covers(self, partition: TopicPartition) -> bool:
         """Return whether the directive applies to a partition."""
         return covers(self.partitions, partition)
+
+
+def check_selector(selector: str) -> None:
+    """Check that a text can name partitions.
+
+    Raises:
+        ConfigurationError: No partition can match.
+    """
+    if _SELECTOR.fullmatch(selector) is None:
+        msg = (
+            f"{selector[:300]!r} cannot name partitions: write orders:3 for a partition, orders "
+            "for a topic, or a pattern such as ord* or '*'"
+        )
+        raise ConfigurationError(msg)
 
 
 def check_lengths(by: str, reason: str) -> None:

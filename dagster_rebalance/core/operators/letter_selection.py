@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.model.directives import covers
+from dagster_rebalance.core.model.directives import check_selector, covers
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.letters import LetterKind, LetterState, letter_id
 from dagster_rebalance.core.model.printable import one_line
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from dagster_rebalance.core.model.letters import LetterEntry
+    from dagster_rebalance.core.model.offsets import TopicPartition
 
 _MOST_NAMED = 5
 ALL_STATES = frozenset(LetterState)
@@ -29,12 +31,19 @@ class LetterFilter:
         containing: A text in the reason, in any case.
         since_ms: The earliest time at which the letter was stored.
         states: The states of the letters.
+
+    Raises:
+        ConfigurationError: A selector can match no partition.
     """
 
     partitions: Sequence[str] = ()
     containing: str = ""
     since_ms: int | None = None
     states: frozenset[LetterState] = ALL_STATES
+
+    def __post_init__(self) -> None:
+        for selector in self.partitions:
+            check_selector(selector)
 
     def takes(self, entry: LetterEntry) -> bool:
         """Whether a letter is wanted."""
@@ -45,11 +54,19 @@ class LetterFilter:
         return (
             self.containing.casefold() in letter.reason.casefold()
             and (self.since_ms is None or (letter.time_ms or 0) >= self.since_ms)
-            and (
-                not self.partitions
-                or any(one == str(partition) or covers(one, partition) for one in self.partitions)
-            )
+            and (not self.partitions or any(_selects(one, partition) for one in self.partitions))
         )
+
+    def unmatched(self, entries: Iterable[LetterEntry]) -> tuple[str, ...]:
+        """Return the selectors whose partitions have no letter in any state."""
+        found = {one.letter.range.topic_partition for one in entries if one.letter is not None}
+        return tuple(
+            one for one in self.partitions if not any(_selects(one, each) for each in found)
+        )
+
+
+def _selects(selector: str, partition: TopicPartition) -> bool:
+    return selector == str(partition) or covers(selector, partition)
 
 
 def newest_first(entries: Iterable[LetterEntry]) -> list[LetterEntry]:
@@ -62,8 +79,10 @@ def newest_first(entries: Iterable[LetterEntry]) -> list[LetterEntry]:
     return [entry for *_, entry in sorted(times, key=lambda one: one[:2], reverse=True)]
 
 
-def named_letters(entries: Mapping[str, LetterEntry], keys: Iterable[str]) -> list[LetterEntry]:
-    """Return the letters with the keys, or the ids, that an operator typed.
+def named_letters(
+    entries: Mapping[str, LetterEntry], keys: Iterable[str], *, topic: str, group_id: str
+) -> list[LetterEntry]:
+    """Return the letters of a topic with the keys, or the ids, that an operator typed.
 
     Raises:
         ConfigurationError: There is no letter with a key, or there are two.
@@ -83,16 +102,23 @@ def named_letters(entries: Mapping[str, LetterEntry], keys: Iterable[str]) -> li
     if missing:
         more = len(missing) - _MOST_NAMED
         msg = (
-            f"the topic has no letter {', '.join(missing[:_MOST_NAMED])}"
+            f"topic {topic} has no letter {', '.join(missing[:_MOST_NAMED])}"
             + (f" and {more} more" if more > 0 else "")
-            + ": `dagster-rebalance letters list --state all` shows the keys"
+            + f": `dagster-rebalance letters list --state all --group {quote(group_id)} --topic "
+            f"{topic}` shows the keys"
         )
         raise ConfigurationError(msg)
     return [*found.values()]
 
 
 def chosen_letters(
-    entries: Mapping[str, LetterEntry], keys: Sequence[str], *, everything: bool, containing: str
+    entries: Mapping[str, LetterEntry],
+    keys: Sequence[str],
+    *,
+    everything: bool,
+    containing: str,
+    topic: str,
+    group_id: str,
 ) -> list[LetterEntry]:
     """Return the open letters that an operator names: by their keys, or all of them.
 
@@ -111,7 +137,7 @@ def chosen_letters(
         if not keys:
             msg = "no open letter matches"
             raise ConfigurationError(msg)
-    found = named_letters(entries, keys)
+    found = named_letters(entries, keys, topic=topic, group_id=group_id)
     for entry in found:
         if entry.change is not None:
             msg = (

@@ -32,12 +32,16 @@ def shown_payload(payload: bytes | None) -> str:
     """
     if payload is None:
         return "null"
-    left = len(payload) - _SHOWN_BYTES
-    more = f" ... and {left} more bytes" if left > 0 else ""
     if b"\0" not in payload:
         with suppress(UnicodeDecodeError):
-            return escaped(payload.decode()[:_SHOWN_BYTES]) + more
-    return payload[:_SHOWN_BYTES].hex(" ") + more
+            payload.decode()
+            text = payload[:_SHOWN_BYTES].decode(errors="ignore")
+            return escaped(text) + _more(len(payload) - len(text.encode()))
+    return payload[:_SHOWN_BYTES].hex(" ") + _more(len(payload) - _SHOWN_BYTES)
+
+
+def _more(left: int) -> str:
+    return f" ... and {left} more bytes" if left > 0 else ""
 
 
 def decoded_payload(

@@ -87,6 +87,8 @@ class LetterRequest(NamedTuple):
             self.keys,
             everything=self.everything,
             containing=self.containing,
+            topic=topic.name,
+            group_id=topic.group_id,
         )
 
 

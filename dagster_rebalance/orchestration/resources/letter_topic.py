@@ -146,6 +146,7 @@ class DeadLetterTopic:
                 "its letters"
             )
             raise ConfigurationError(msg)
+        self.group_id = kafka.group_id
         self._kafka = kafka
 
     def read(self, *, since_ms: int | None = None) -> LetterFold:

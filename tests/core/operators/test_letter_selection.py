@@ -24,6 +24,8 @@ from dagster_rebalance.core.operators.letter_selection import (
     newest_first,
 )
 
+PLACE = {"topic": "dead", "group_id": "my shop"}
+
 
 def letter(
     offset: int, *, partition: int = 0, until: int = 0, reason: str = "bad", time_ms: int = 0
@@ -63,6 +65,15 @@ def test_filter_takes_partitions_by_selector_or_name() -> None:
     assert not taken(LetterFilter(["pay*", "orders:1"]), *letters)
 
 
+def test_selectors_that_cannot_match_are_refused_and_those_without_letters_named() -> None:
+    entries = folded(letter(1), letter(1, partition=12)).values()
+    wanted = LetterFilter(["orders:12", "orders:3", "orders-0", "pay"])
+    assert wanted.unmatched(entries) == ("orders:3", "pay")
+    for selector in ("", "orders:1@3", "a b"):
+        with pytest.raises(ConfigurationError, match="cannot name partitions: write orders:3"):
+            LetterFilter([selector])
+
+
 def test_filter_takes_reasons_times_and_states() -> None:
     letters = [letter(1, reason="ValueError: X", time_ms=5), letter(2, time_ms=9)]
     closed = StateChange("orders-0-2", LetterState.DISCARDED, "ada", "", 10)
@@ -83,12 +94,15 @@ def test_newest_letters_come_first_and_changes_without_letters_are_left_out() ->
 def test_named_letters_are_found_once_and_missing_ones_refused() -> None:
     lost = StateChange("orders-0-3", LetterState.DISCARDED, "ada", "", 10)
     entries = folded(letter(1), letter(2), lost)
-    (found,) = named_letters(entries, ["orders-0-2", "orders-0-2"])
+    (found,) = named_letters(entries, ["orders-0-2", "orders-0-2"], **PLACE)
     assert found is entries["record:orders-0-2"]
-    with pytest.raises(ConfigurationError, match=r"has no letter orders-0-3, x: `dag"):
-        named_letters(entries, ["orders-0-1", "orders-0-3", "x"])
+    with pytest.raises(
+        ConfigurationError, match=r"dead has no letter orders-0-3, x: `dag"
+    ) as problem:
+        named_letters(entries, ["orders-0-1", "orders-0-3", "x"], **PLACE)
+    assert "--group 'my shop' --topic dead`" in str(problem.value)
     with pytest.raises(ConfigurationError, match=r"has no letter 0, 1, 2, 3, 4 and 2 more: "):
-        named_letters(entries, map(str, range(7)))
+        named_letters(entries, map(str, range(7)), **PLACE)
 
 
 def test_open_letters_are_chosen_by_key_or_all_by_reason() -> None:
@@ -100,7 +114,7 @@ def test_open_letters_are_chosen_by_key_or_all_by_reason() -> None:
     )
 
     def chosen(*keys: str, everything: bool = False, containing: str = "") -> list[str]:
-        found = chosen_letters(entries, keys, everything=everything, containing=containing)
+        found = chosen_letters(entries, keys, everything=everything, containing=containing, **PLACE)
         return [entry.letter.key for entry in found if entry.letter]
 
     assert chosen("orders-0-2") == ["orders-0-2"]
@@ -123,7 +137,7 @@ def test_key_of_two_letters_is_refused_and_each_has_an_id() -> None:
     range_ = replace(letter(1, until=2), range=OffsetRange("orders", 3, 1, 2))
     entries = folded(record, range_)
     with pytest.raises(ConfigurationError, match="record:orders-3-1-2 or range:orders-3-1-2"):
-        named_letters(entries, ["orders-3-1-2"])
-    found = named_letters(entries, ["range:orders-3-1-2", "record:orders-3-1-2"])
+        named_letters(entries, ["orders-3-1-2"], **PLACE)
+    found = named_letters(entries, ["range:orders-3-1-2", "record:orders-3-1-2"], **PLACE)
     assert [entry.letter for entry in found] == [range_, record]
-    assert len(chosen_letters(entries, [], everything=True, containing="")) == 2
+    assert len(chosen_letters(entries, [], everything=True, containing="", **PLACE)) == 2
