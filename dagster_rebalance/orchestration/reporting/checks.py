@@ -77,6 +77,7 @@ _LAG_TABLE = dg.TableSchema(
         dg.TableColumn("end", "int", description="The end of the log, or an open transaction."),
     ]
 )
+_MOST_PLANNED = 20
 # Dagster stores each evaluation and each observation, so they stay small in large groups.
 _ROWS_SHOWN = 20
 _GAPS_SHOWN = 5
@@ -120,10 +121,16 @@ def group_check(
 def last_evaluation(
     instance: dg.DagsterInstance, name: str, asset_key: dg.AssetKey
 ) -> dg.AssetCheckEvaluation | None:
-    """Return the newest evaluation of a check, or None."""
+    """Return the newest finished evaluation of a check, or None."""
     key = dg.AssetCheckKey(asset_key, name)
-    record = instance.get_latest_asset_check_evaluation_record(key)
-    return None if record is None else record.evaluation
+    last = instance.get_latest_asset_check_evaluation_record(key)
+    if last is None or isinstance(last.evaluation, dg.AssetCheckEvaluation):
+        return None if last is None else last.evaluation
+    # A user evaluates the check, and the newest record is the plan of that run.
+    storage = instance.event_log_storage
+    records = storage.get_asset_check_execution_history(key, limit=_MOST_PLANNED)
+    evaluations = (record.evaluation for record in records)
+    return next((one for one in evaluations if isinstance(one, dg.AssetCheckEvaluation)), None)
 
 
 def as_evaluation(

@@ -198,3 +198,18 @@ def test_explanation_names_the_owner_or_holder() -> None:
 def test_status_has_no_delays(partition: OwnedPartition, says: str) -> None:
     found = PartitionLookup(OffsetAndMetadata(0), Bounds(0, 10))
     assert status_of(partition, found, Owners((BLUE,)), now=0.0).sentence == f"orders-0: {says}"
+
+
+def test_stop_that_its_owner_reported_is_the_state_of_an_idle_partition() -> None:
+    idle = owned(0)
+    stopped = idle.stopped_as_reported("orders-0: no letter. Mend it")
+    assert (stopped.phase, stopped.stop_reason) == (Phase.STOPPED, "orders-0: no letter. Mend it")
+    status = status_of(stopped, None, Owners((BLUE,)), 0.0)
+    assert status.sentence == "orders-0: stopped: no letter. Mend it"
+    for other in (
+        stopped,
+        idle._replace(phase=Phase.RESTORING),
+        owned(0, ("b", 9, InFlight((RUN,)))),
+    ):
+        assert other.stopped_as_reported("orders-0: older") is other
+    assert idle.stopped_as_reported("") is idle

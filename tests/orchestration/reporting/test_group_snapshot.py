@@ -16,6 +16,7 @@ from dagster_rebalance.core.reporting.lag import GroupState
 from dagster_rebalance.kafka.log_bounds import READ_LIMIT_S
 from dagster_rebalance.orchestration.operators.requests import DirectiveRequest, issue_directive
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.reporting.checks import build_stopped_check
 from dagster_rebalance.orchestration.reporting.group_settings import GroupSettings, public_settings
 from dagster_rebalance.orchestration.reporting.group_snapshot import (
     GroupSnapshot,
@@ -142,6 +143,22 @@ def test_stop_that_only_its_owner_knows_is_shown(scene: Scene, batch_id: str) ->
         )
     assert standing.stopped[tp(0)] == why
     assert standing.reported == {tp(0), tp(1)}
+
+
+def test_manual_check_keeps_the_stop_that_only_its_owner_knows(scene: Scene) -> None:
+    """While a user evaluates the check, its newest record is the plan of that run."""
+    why = Reason("orders-0: max_dead_letters allows 5", "Mend them")
+    scene.catalogue.show_stopped(GroupState({tp(0): why}, reported=frozenset({tp(0)})), {})
+    check = build_stopped_check(scene.assets.offsets, "kafka", lambda _: scene.catalogue)
+    job = dg.Definitions(asset_checks=[check], resources={"kafka": scene.kafka})
+    for _ in range(2):
+        result = job.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=scene.instance
+        )
+        (evaluation,) = result.get_asset_check_evaluations()
+        assert evaluation.description == "orders-0: max_dead_letters allows 5"
+        shown = scene.catalogue.shown_stops()
+        assert shown.by_owners == {tp(0): why}
 
 
 def test_reported_stop_of_partition_at_work_is_left_out(scene: Scene, batch_id: str) -> None:
