@@ -32,6 +32,7 @@ QUICK_REBALANCES: Mapping[str, str] = {
     "log.cleaner.dedupe.buffer.size": "4194304",
     "num.io.threads": "2",
     "num.network.threads": "2",
+    "log.retention.ms": "-1",  # tests produce records with old timestamps
     "offsets.topic.num.partitions": "6",
     "transaction.state.log.num.partitions": "3",
 }
