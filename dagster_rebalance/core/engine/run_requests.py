@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partitions.ledger import LedgerEntry
     from dagster_rebalance.core.partitions.owned import OwnedPartition
 
-_SHARES = 16
-"""Number of runs for the ranges of one failed run: about the square root of a few hundred."""
+_SHARES = 8
+"""Number of runs for the ranges of one failed run. If all fail, or a process was killed, few runs
+suffice; if one record is bad, eight runs and those of an eighth of the ranges."""
 _MOST_DIVISIONS = 4
 _A_RETRY = "a retry"
 

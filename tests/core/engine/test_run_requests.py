@@ -139,19 +139,19 @@ def test_few_failed_ranges_are_requested_alone() -> None:
 def test_failed_batch_of_hundreds_of_ranges_is_divided() -> None:
     failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(200)]
     found = due_requests(failed, max_runs=100)
-    assert [len(request.ranges) for request in found] == [13] * 8 + [12] * 8
+    assert [len(request.ranges) for request in found] == [25] * 8
     assert sorted(range_ for request in found for range_ in request.ranges) == [
         span(number, 0, 9) for number in range(200)
     ]
     assert {(request.attempt, request.failures) for request in found} == {(2, 1)}
-    assert found[0].ranges[:2] == (span(0, 0, 9), span(16, 0, 9))
+    assert found[0].ranges[:2] == (span(0, 0, 9), span(8, 0, 9))
 
 
 def test_divided_batch_keeps_its_requests_while_others_of_the_batch_begin_or_move() -> None:
     failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(64)]
     first, *others = due_requests(failed, max_runs=100)
     begun = [
-        owned(number, ("b", 9, InFlight(("r",)))) if number % 16 == 0 else one
+        owned(number, ("b", 9, InFlight(("r",)))) if number % 8 == 0 else one
         for number, one in enumerate(failed)
     ]
     assert due_requests(begun, max_runs=100) == tuple(others)
@@ -164,7 +164,7 @@ def test_last_attempt_on_a_range_is_alone() -> None:
     assert [len(request.ranges) for request in alone] == [1] * 64
     assert len(due_requests(failed, max_runs=100, max_attempts=4)) == 64
     twice = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(64)]
-    assert len(due_requests(twice, max_runs=100)) == 16
+    assert len(due_requests(twice, max_runs=100)) == 8
     assert len(due_requests(twice, max_runs=100, max_attempts=2)) == 64
 
 
@@ -174,7 +174,7 @@ def test_batch_that_was_interrupted_twice_is_divided_in_a_streaming_run() -> Non
         return [owned(number, ("b", 9, ToRequest(1, 0, streak))) for number in range(64)]
 
     assert len(due_requests(interrupted(1), max_runs=100, worker="w")) == 1
-    assert len(due_requests(interrupted(2), max_runs=100, worker="w")) == 16
+    assert len(due_requests(interrupted(2), max_runs=100, worker="w")) == 8
     assert len(due_requests(interrupted(3), max_runs=100, worker="w")) == 64
     assert len(due_requests(interrupted(4), max_runs=100)) == 1
 
