@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 RECORDS, FILTERS = 400, 60
 RANGES = [OffsetRange("orders", 0, 0, RECORDS)]
-NAMES = ["kind", "Kind", "it's \\'", "ä", ""]
+NAMED = ["kind", "Kind", "it's \\'", "ä"]
+NAMES = [*NAMED, ""]
 TEXTS = ["", "a", "ab", "ä", "'", "\\", "\x00"]
 PARTS = [None, b"", b"a", b"ab", b"abc", "ä".encode(), b"\xc3", b"\xff\x00", b"'", b"\\", b"\x00"]
 
@@ -47,9 +48,9 @@ def a_message(draw: random.Random, offset: int) -> Message:
 
 def a_filter(draw: random.Random) -> RecordFilter:
     return RecordFilter(
-        header_equals={draw.choice(NAMES): draw.choice(TEXTS) for _ in range(draw.randrange(2))},
+        header_equals={draw.choice(NAMED): draw.choice(TEXTS) for _ in range(draw.randrange(2))},
         header_in={
-            draw.choice(NAMES): draw.choices(TEXTS, k=draw.randrange(1, 4))
+            draw.choice(NAMED): draw.choices(TEXTS, k=draw.randrange(1, 4))
             for _ in range(draw.randrange(3))
         },
         key_prefix=draw.choice([None, *TEXTS[1:]]),
@@ -62,7 +63,7 @@ def test_filter_means_the_same_in_python_arrow_and_spark(session: SparkSession) 
     messages = [a_message(draw, offset) for offset in range(RECORDS)]
     filters = [a_filter(draw) for _ in range(FILTERS)]
     filters += [RecordFilter(key_prefix=text) for text in TEXTS[1:]]
-    filters += [RecordFilter(header_in={name: TEXTS}) for name in NAMES]
+    filters += [RecordFilter(header_in={name: TEXTS}) for name in NAMED]
     predicates: list[RecordPredicate] = [one.predicate() for one in filters]
     given = KafkaBatch.for_testing(RANGES, messages=messages)
     spark = SimpleNamespace(spark_session=session)
