@@ -174,7 +174,7 @@ class Letter:
         return (
             other is None
             or None in {self.timestamp_ms, other.timestamp_ms}
-            or (self.timestamp_ms == other.timestamp_ms)
+            or self.timestamp_ms == other.timestamp_ms
         )
 
     def stamped(self, stamp: LetterStamp) -> Letter:

@@ -159,7 +159,10 @@ def _names_in(message: str) -> Iterator[str]:
 
 
 def _is_of_environment(names: Iterable[str]) -> bool:
-    """Return whether the first class that tells the cause tells the environment."""
+    """Return whether the cause is in the environment; the first class with a known cause decides.
+
+    The names are those of one error, from its class to its last superclass.
+    """
     is_of_client = False
     for qualified in names:
         name = qualified.rpartition(".")[2]
