@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _JAVA_ERROR = re.compile(
-    r"\b(?:[a-z_][a-z0-9_]*\.)+([A-Z][A-Za-z0-9_$]*(?:Exception|Error|Failure|Failed|Killed))\b"
+    r"\b((?:[a-z_][a-z0-9_]*\.)+[A-Z][A-Za-z0-9_$]*(?:Exception|Error|Failure|Failed|Killed))\b"
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_PYTHON_ERROR = re.compile(r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*): ", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s|$)", re.MULTILINE)
 _MARKS = re.compile(
     r"_MultiThreadedRendezvous|_InactiveRpcError|INVALID_HANDLE|ExecutorLostFailure|OutOfMemory|"
     r"Connection refused|Connection reset|Broken pipe|No space left on device|SparkContext was shut"
@@ -58,9 +58,10 @@ _NAMES = frozenset(
         "IllegalStateError", "TooManyLettersError", "UnsupportedOperationError",
         # Dagster
         "RetryRequested", "RetryRequestedFromPolicy",
-        # The JVM and Spark
-        "Py4JNetworkError", "StackOverflowError", "NoClassDefFoundError",
-        "SparkOutOfMemoryError", "ExecutorLostFailure",
+        # The JVM and Spark. An analysis is of the query and its tables, not of their rows.
+        "AnalysisException", "ExtendedAnalysisException", "Py4JNetworkError",
+        "StackOverflowError", "NoClassDefFoundError", "SparkFileAlreadyExistsException",
+        "SparkFileNotFoundException", "SparkOutOfMemoryError", "ExecutorLostFailure",
         "ExecutorDeadException", "FetchFailed", "FetchFailedException",
         "MetadataFetchFailedException", "SparkUpgradeException", "TaskKilledException",
         "TaskKilled", "BlockNotFoundException",
@@ -106,6 +107,13 @@ _CLIENTS = (
     "googleapiclient.", "pyiceberg.", "s3fs.", "s3transfer.",
 )  # fmt: skip
 """Modules of client libraries."""
+
+_JAVA_PACKAGES = ("java.io.", "java.net.", "java.nio.file.", "javax.net.", "org.apache.hadoop.")
+"""Java packages of files and networks. Most of their errors extend `IOException`, which only some
+texts name."""
+
+_SPARK_CONNECT = frozenset({"SparkConnectException", "SparkConnectGrpcException"})
+"""Errors of the connection to Spark Connect, and superclasses of all errors that it reports."""
 
 _LIBRARIES = (*_CLIENTS, "_internal.")
 """Also deltalake, whose classes have no other module."""
@@ -164,11 +172,15 @@ def _is_of_environment(names: Iterable[str]) -> bool:
     The names are those of one error, from its class to its last superclass.
     """
     is_of_client = False
-    for qualified in names:
+    for position, qualified in enumerate(names):
         name = qualified.rpartition(".")[2]
+        if name in _SPARK_CONNECT:
+            if position == 0:
+                return True
+            continue
         if name in _DATA_NAMES and qualified.startswith(_LIBRARIES):
             return False
-        if _is_environment_name(name):
+        if _is_environment_name(name) or qualified.startswith(_JAVA_PACKAGES):
             return True
         is_of_client |= qualified.startswith(_CLIENTS)
     return is_of_client

@@ -40,6 +40,12 @@ def cause(errors: list[tuple[str, str]]) -> FailureCause:
         ("google.protobuf.message.DecodeError google.protobuf.message.Error", ""),
         ("app.ValidationError builtins.ValueError", ""),
         (
+            "pyspark.errors.exceptions.connect.SparkRuntimeException "
+            "pyspark.errors.exceptions.connect.SparkConnectGrpcException "
+            "pyspark.errors.exceptions.connect.SparkConnectException",
+            "[USER_RAISED_EXCEPTION] no number",
+        ),
+        (
             "PythonException",
             "Traceback (most recent call last):\npsycopg.errors.UniqueViolation: x",
         ),
@@ -100,6 +106,11 @@ def test_error_of_the_records(error: tuple[str, str]) -> None:
             "",
         ),
         ("app.ValidationError builtins.OSError", ""),
+        ("SparkConnectGrpcException", ""),
+        ("pyspark.errors.exceptions.captured.ParseException AnalysisException", ""),
+        ("Py4JJavaError", f"{STACK}\nCaused by: java.nio.file.AccessDeniedException: /data"),
+        ("Py4JJavaError", f"{STACK}: org.apache.hadoop.mapred.InvalidInputException: /data"),
+        ("PythonException", "Traceback (most recent call last):\n  File 'a'\nMemoryError\n"),
         ("PythonException", "Traceback (most recent call last):\nhttpx.ReadError: closed"),
     ],
 )

@@ -143,6 +143,8 @@ def class_of(path: str) -> type[BaseException]:
         "deltalake.exceptions.TableNotFoundError",
         "confluent_kafka.error.ConsumeError",
         "concurrent.futures.process.BrokenProcessPool",
+        "pyspark.errors.exceptions.connect.SparkConnectGrpcException",
+        "pyspark.errors.exceptions.connect.SparkUpgradeException",
     ],
 )
 def test_error_of_a_client_library_has_a_cause_in_the_environment(path: str) -> None:
