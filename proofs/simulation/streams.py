@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.model.commands import Claimed
     from dagster_rebalance.core.model.events import RunsRead
-    from dagster_rebalance.core.model.offsets import Log, OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.model.offsets import (
+        Log,
+        OffsetAndMetadata,
+        OffsetRange,
+        TopicPartition,
+    )
     from dagster_rebalance.core.model.run_snapshot import BatchRequest
     from dagster_rebalance.core.runs.retry import FailedAttempt
     from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
@@ -255,7 +260,8 @@ class SimulatedWork(StreamWorker):
             wake=lambda: None,
             interrupt=lambda: dagster.interrupt(run_id, self.end),
             beat=self._say_there,
-            keep=self._keep_error,
+            keep=lambda batch, failed: self._note(batch.ranges, failed),
+            note=self._note,
         )
         self._dagster = dagster
         self._reach = reach
@@ -276,10 +282,10 @@ class SimulatedWork(StreamWorker):
             self._dagster.begin_batch(self.run_id, batch, self.end)
         return seen
 
-    def _keep_error(self, batch: BegunBatch, failed: FailedAttempt) -> None:
+    def _note(self, ranges: Iterable[OffsetRange], failed: FailedAttempt) -> None:
         """Store the error of a batch for the next owner, unless the request is lost."""
         if not self._dagster.loses_request():
-            self._dagster.failures |= dict.fromkeys(batch.ranges, failed)
+            self._dagster.failures |= dict.fromkeys(ranges, failed)
 
     def _say_there(self) -> None:
         """Send a heartbeat, which may be lost, as may its answer."""

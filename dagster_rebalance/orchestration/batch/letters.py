@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dagster_rebalance.core.model.errors import (
     BrokerError,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         LetterLimit,
         LetterStamp,
     )
-    from dagster_rebalance.core.model.offsets import TopicPartition
+    from dagster_rebalance.core.model.offsets import Bounds, TopicPartition
     from dagster_rebalance.kafka.reading.range_reader import RangeReader
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
@@ -66,12 +66,14 @@ class LetterProducers:
 
     Attributes:
         recent: The letters of the last hour by topic, if their number is limited.
+        searched: The open letters of the bisected ranges of the run, by topic and source partition.
     """
 
     def __init__(self, kafka: KafkaConsumerResource) -> None:
         self._kafka = kafka
         self._pid = os.getpid()
         self.recent: dict[str, RecentLetters] = {}
+        self.searched: dict[tuple[str, TopicPartition], SearchedLetters] = {}
         self._producers: dict[tuple[int, str], DeadLetterProducer] = {}
 
     @cached_property
@@ -139,6 +141,20 @@ class RecentLetters:
         return frozenset(kept)
 
 
+class SearchedLetters(NamedTuple):
+    """The open letters of records in a bisected range, which one read finds for all of its parts.
+
+    Attributes:
+        range: The bisected range.
+        log: The id and the bounds of the dead-letter topic before the read.
+        letters: The letters by key.
+    """
+
+    range: OffsetRange
+    log: tuple[str, Mapping[TopicPartition, Bounds]]
+    letters: Mapping[str, Letter]
+
+
 class BatchLetters:
     """Stores the letters of one batch. Thread-safe.
 
@@ -149,6 +165,7 @@ class BatchLetters:
         stamp: Returns the origin of letters that are stored now.
         is_repeat: Whether an earlier attempt may have stored letters of the batch.
         limit: The limit of letters per partition.
+        bisected: The bisected range if the batch is a part of one.
         on_first: Is called before the first letter is stored.
     """
 
@@ -160,6 +177,7 @@ class BatchLetters:
         stamp: Callable[[int], LetterStamp],
         *,
         is_repeat: bool,
+        bisected: OffsetRange | None = None,
         limit: LetterLimit | None = None,
         on_first: Callable[[], None] = lambda: None,
     ) -> None:
@@ -171,6 +189,7 @@ class BatchLetters:
         self._limit = limit
         self._stamp = stamp
         self._is_repeat = is_repeat
+        self._bisected = bisected
         self._on_first = on_first
         self._stored: dict[str, set[str]] = {}
         self._known: dict[str, _KnownLetters] = {}
@@ -196,20 +215,17 @@ class BatchLetters:
                 self._store(chunk, topic)
         return number
 
-    def close_processed(self, topic: str) -> int:
+    def close_processed(self, topic: str) -> None:
         """Mark the letters of earlier attempts on records that this one has processed.
 
         Call this method after the success of a batch that an earlier attempt may have processed.
-
-        Returns:
-            The number of letters.
 
         Raises:
             BrokerError: Kafka did not answer, or refused.
         """
         stamp = self._stamp(int(time.time() * 1000))
         kept = self._stored.get(topic, set())
-        found = self._read(topic, self._first_ms(), stamp.group_id, LetterState.OPEN)
+        found = self._open_letters(topic, stamp.group_id)
         changes = [
             StateChange(
                 key,
@@ -223,14 +239,28 @@ class BatchLetters:
             for key, letter in found.items()
             if key not in kept and self._has(letter.range)
         ]
-        self._producers.of(topic).store(change.record for change in changes)
-        return len(changes)
+        if changes:
+            self._producers.of(topic).store(change.record for change in changes)
+
+    def _open_letters(self, topic: str, group_id: str) -> Mapping[str, Letter]:
+        if self._bisected is None:
+            return self._read(topic, self._first_ms(), group_id, LetterState.OPEN)
+        log = self._reader.topic_log(topic)
+        known = self._producers.searched.get((topic, self._bisected.topic_partition))
+        if known is None or (known.range, known.log) != (self._bisected, log):
+            found = self._read(topic, self._first_ms(), group_id, LetterState.OPEN)
+            known = SearchedLetters(self._bisected, log, found)
+            self._producers.searched[topic, self._bisected.topic_partition] = known
+        return known.letters
 
     def _first_ms(self) -> int | None:
         """Return a time before that of all letters of the ranges; None if it is unknown."""
         own = [range_ for ranges in self._ranges.values() for range_ in ranges]
         firsts = [replace(range_, until=next_offset(range_.start)) for range_ in own]
-        times = [message.timestamp() for message in self._reader.read(firsts)]
+        try:
+            times = [message.timestamp() for message in self._reader.read(firsts)]
+        except BrokerError:  # retention has deleted one of them
+            return None
         if len(times) < len(own) or not all(kind for kind, _ in times):
             return None
         return min(int(time.time() * 1000), *(at for _, at in times)) - _CLOCK_MARGIN_MS

@@ -702,12 +702,14 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self._reader is None:
             self._reader = self.kafka.reader()
         stamp = partial(LetterStamp, self.kafka.group_id, self.batch_id, run_id, attempt)
+        part = Part.parse(self.batch_id)
         self._letters = BatchLetters(
             producers,
             producers.reader,
             self.offset_ranges,
             stamp,
             is_repeat=is_repeat,
+            bisected=None if part is None else part.bisected(self.offset_ranges[0]),
             limit=self.kafka.letter_limit(),
             on_first=on_first,
         )

@@ -41,10 +41,10 @@ class RecordLetters:
 
     def __init__(self, kafka: KafkaConsumerResource) -> None:
         self._kafka = kafka
+        self._topic = kafka.dead_letter_topic or ""
         self._wanted: SimpleQueue[tuple[StoreDeadLetter, str] | None] = SimpleQueue()
         self._answers: SimpleQueue[DeadLetterStored | DeadLetterFailed] = SimpleQueue()
         self._under_way: set[OffsetRange] = set()
-        self._thread: threading.Thread | None = None
 
     def is_under_way(self, range_: OffsetRange) -> bool:
         """Whether the letter of a record is being stored."""
@@ -54,9 +54,6 @@ class RecordLetters:
         """Store the letter of the only record in a range, without waiting."""
         self._under_way.add(letter.range)
         self._wanted.put((letter, error))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="record letters", daemon=True)
-            self._thread.start()
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
         """Yield the results of letters."""
@@ -66,6 +63,7 @@ class RecordLetters:
             yield answer
 
     def __enter__(self) -> Self:
+        threading.Thread(target=self._run, name="record letters", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,6 +75,7 @@ class RecordLetters:
             closing(self._kafka.reader()) as reader,
             closing(LetterProducers(self._kafka)) as producers,
         ):
+            producers.of(self._topic)  # connects in the background, which takes up to a second
             while (wanted := self._wanted.get()) is not None:
                 self._answers.put(self._answer(*wanted, reader, producers))
 
@@ -120,4 +119,4 @@ class RecordLetters:
             ),
             is_repeat=True,
             limit=self._kafka.letter_limit(),
-        ).store([letter_of(message, error)], self._kafka.dead_letter_topic or "")
+        ).store([letter_of(message, error)], self._topic)

@@ -189,6 +189,7 @@ class StreamRun:
             interrupt=self._interrupt,
             beat=self._beat,
             keep=self._keep_error,
+            note=FailureNotes(context.instance, kafka.group_id).write,
             give_up=self._give_up,
             limit_s=kafka.batch_limit_s(streams=True),
             patience_s=kafka.heartbeat_timeout_s,
@@ -214,6 +215,8 @@ class StreamRun:
             _rare_collections(),
             closing(self._letter_producers),
         ):
+            if self._kafka.dead_letter_topic:  # connect in the background: it takes up to a second
+                self._letter_producers.of(self._kafka.dead_letter_topic)
             member = threading.Thread(
                 target=self._run_member, name=f"member of run {self._run.run_id}", daemon=True
             )

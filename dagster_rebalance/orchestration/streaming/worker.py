@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.events import RunsRead
 from dagster_rebalance.core.model.run_snapshot import FailureCause
+from dagster_rebalance.core.runs.bisection import Part
 from dagster_rebalance.core.runs.retry import FailedAttempt, with_error
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome, StreamBatch, is_batch_of
 from dagster_rebalance.core.streaming.batch_tracker import BatchTracker, WorkerAction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.model.commands import Claimed
-    from dagster_rebalance.core.model.offsets import Log, TopicPartition
+    from dagster_rebalance.core.model.offsets import Log, OffsetRange, TopicPartition
     from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunSnapshot
     from dagster_rebalance.core.streaming.batch_tracker import BegunBatch
     from dagster_rebalance.orchestration.ports import RunsPort
@@ -38,7 +39,9 @@ class StreamWorker:
     """Implements `WorkPort` and `RunsPort` for the member of a streaming run.
 
     Any thread calls `wake` and `interrupt`. `beat` stores a heartbeat, which names
-    `active_partitions`. `keep` stores the error of a batch before its failure is reported.
+    `active_partitions`. `keep` shows and stores the error of a batch before its failure is
+    reported. A part of several offsets is halved next, so `note` stores its error only if another
+    member may find the part.
     `give_up` ends the run if an interrupted batch does not end within `patience_s`.
     """
 
@@ -51,6 +54,9 @@ class StreamWorker:
         interrupt: Callable[[], None],
         beat: Callable[[], None],
         keep: Callable[[BegunBatch, FailedAttempt], None] = lambda _batch, _failed: None,
+        note: Callable[[Sequence[OffsetRange], FailedAttempt], None] = lambda _ranges, _failed: (
+            None
+        ),
         give_up: Callable[[], None] = lambda: None,
         limit_s: float = float("inf"),
         patience_s: float = float("inf"),
@@ -62,6 +68,7 @@ class StreamWorker:
         self._interrupt = interrupt
         self._beat = beat
         self._keep = keep
+        self._note = note
         self.active_partitions: frozenset[TopicPartition] = frozenset()
         self.held: frozenset[TopicPartition] = frozenset()
         self._covered: tuple[object, object, frozenset[TopicPartition]] = (None, (), frozenset())
@@ -76,6 +83,7 @@ class StreamWorker:
         self._batches: SimpleQueue[BegunBatch | None] = SimpleQueue()
         self._results: SimpleQueue[RunsRead] = SimpleQueue()
         self._failed: dict[str, FailedAttempt] = {}
+        self._unnoted: dict[str, tuple[OffsetRange, ...]] = {}
 
     # For the processing thread
 
@@ -100,13 +108,16 @@ class StreamWorker:
             error = f"it was interrupted after batch_timeout_s={self._limit_s:g}"
         began = StreamBatch.parse(batch.batch_id)
         failed = FailedAttempt(self.run_id, began.attempt if began else 0, error, cause)
-        if error:
+        is_halved = cause is FailureCause.RECORDS and _is_divisible_part(batch)
+        if error and not is_halved:
             self._keep(batch, failed)
         with self._lock:
             self._own.end(outcome)
             if error:
                 kept = list(self._failed.items())[1 - _ERRORS_KEPT :]
                 self._failed = {**dict(kept), batch.batch_id: failed}
+            if is_halved:
+                self._unnoted[batch.batch_id] = batch.ranges
             self._results.put(self._read_own(batch.batch_id))
         self._wake()
 
@@ -133,6 +144,8 @@ class StreamWorker:
             batch = self._own.begin(batch_requests, claimed, log_of, self._clock())
             if batch is None:
                 return None
+            unnoted = self._unnoted.items()
+            self._unnoted = {known: ranges for known, ranges in unnoted if known in claimed}
             self._batches.put(batch)
             return self._read_own(batch.batch_id)
 
@@ -189,6 +202,11 @@ class StreamWorker:
         reported = self._with_batch(partitions)
         ended = self.unreported  # after `reported`: batches that are not in it have ended
         if ended:
+            with self._lock:
+                unnoted = {batch_id: self._unnoted.get(batch_id) for batch_id, _ in ended}
+            for batch_id, ranges in unnoted.items():
+                if ranges is not None:
+                    self._note(ranges, self._failed[batch_id])
             self.record_outcomes(ended)
             with self._lock:
                 self._own.mark_reported(ended)
@@ -288,3 +306,7 @@ class StreamWorker:
             for run in self._own.read(batch_ids, claims)
             for seen in with_error((run,), self._failed.get(run.batch_id))
         )
+
+
+def _is_divisible_part(batch: BegunBatch) -> bool:
+    return Part.parse(batch.batch_id) is not None and any(len(one) > 1 for one in batch.ranges)

@@ -39,12 +39,7 @@ def cause(errors: list[tuple[str, str]]) -> FailureCause:
         ("confluent_kafka.serialization.SerializationError cimpl.KafkaException", ""),
         ("google.protobuf.message.DecodeError google.protobuf.message.Error", ""),
         ("app.ValidationError builtins.ValueError", ""),
-        (
-            "pyspark.errors.exceptions.connect.SparkRuntimeException "
-            "pyspark.errors.exceptions.connect.SparkConnectGrpcException "
-            "pyspark.errors.exceptions.connect.SparkConnectException",
-            "[USER_RAISED_EXCEPTION] no number",
-        ),
+        ("connect.SparkRuntimeException connect.SparkConnectException Exception", "no number"),
         (
             "PythonException",
             "Traceback (most recent call last):\npsycopg.errors.UniqueViolation: x",

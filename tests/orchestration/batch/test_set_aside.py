@@ -274,6 +274,7 @@ class Topic:
         limit: str = "",
         group: str = "g",
         producers: LetterProducers | None = None,
+        bisected: OffsetRange | None = None,
     ) -> BatchLetters:
         kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=["orders"])
         reader: Any = self
@@ -283,6 +284,7 @@ class Topic:
             [OffsetRange("orders", 0, start, until)],
             partial(LetterStamp, group, "b-1", "run1", number),
             is_repeat=number > 1,
+            bisected=bisected,
             limit=LetterLimit.parse(limit) if limit else None,
             on_first=self._count,
         )
@@ -399,18 +401,61 @@ def test_letter_of_a_record_that_a_later_attempt_has_processed_is_closed(topic: 
     topic.attempt(group="audit").store(letters(3), "dead")
     again = topic.attempt(2)
     again.store(letters(4), "dead")
-    assert again.close_processed("dead") == 1
-    assert changes(topic) == [("orders-0-3", LetterState.REPLAYED, "run1")]
-    assert topic.attempt(3, start=2, until=4).close_processed("dead") == 0
+    again.close_processed("dead")
+    closed = [("orders-0-3", LetterState.REPLAYED, "run1")]
+    assert changes(topic) == closed
+    topic.attempt(3, start=2, until=4).close_processed("dead")
+    assert changes(topic) == closed
     assert topic.reads[-1] == AT_MS - 2 * HOUR_MS, "not the whole topic"
 
     topic.gone = {0}  # compaction may have deleted the first record
     third = topic.attempt(3)
     third.store(letters(3), "dead")
     assert [letter.key for letter in topic.letters].count("orders-0-3") == 3, "it was processed"
-    assert third.close_processed("dead") == 1
+    third.close_processed("dead")
     assert changes(topic)[1:] == [("orders-0-4", LetterState.REPLAYED, "run1")]
     assert topic.reads[-1] is None
+
+
+def test_first_record_that_retention_has_deleted_does_not_keep_letters_open(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic.attempt().store(letters(3), "dead")
+    monkeypatch.setattr(topic, "read", unreadable)
+    topic.attempt(2).close_processed("dead")
+    assert changes(topic) == [("orders-0-3", LetterState.REPLAYED, "run1")]
+    assert topic.reads == [None], "the whole topic"
+
+
+def unreadable(_ranges: Iterable[OffsetRange]) -> Iterator[Message]:
+    message = "Kafka no longer has offset 0"
+    raise BrokerError(message)
+
+
+def test_letters_are_read_once_for_the_parts_of_a_bisected_range(topic: Topic) -> None:
+    """A search has tens of parts."""
+    kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=["orders"])
+    producers, whole = LetterProducers(kafka), OffsetRange("orders", 0, 0, 10)
+    topic.attempt().store(letters(3, 4, 7), "dead")
+
+    def process(start: int, until: int, bisected: OffsetRange | None = whole) -> None:
+        part = topic.attempt(2, start=start, until=until, producers=producers, bisected=bisected)
+        part.close_processed("dead")
+
+    process(0, 2)
+    process(2, 3)
+    assert len(topic.reads) == 1
+    process(3, 4)
+    process(4, 5)
+    process(5, 10)
+    assert [key for key, *_ in changes(topic)] == ["orders-0-3", "orders-0-4", "orders-0-7"]
+    assert len(topic.reads) == 3, "again, because the topic has changed"
+    topic.attempt(3).store(letters(8), "dead")
+    process(8, 9)
+    assert [key for key, *_ in changes(topic)][3:] == ["orders-0-8"], "of another process"
+    reads = len(topic.reads)
+    process(10, 11, OffsetRange("orders", 0, 10, 12))
+    assert len(topic.reads) == reads + 1
 
 
 def test_letters_that_cannot_be_closed_do_not_fail_the_batch(topic: Topic) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from dagster_rebalance.core.model.offsets import Log
-from dagster_rebalance.core.model.run_snapshot import BatchRequest, RunState
+from dagster_rebalance.core.model.run_snapshot import BatchRequest, FailureCause, RunState
 from dagster_rebalance.core.runs.stream_batch import BatchOutcome
 from dagster_rebalance.orchestration.streaming.worker import StreamWorker
 from tests.core.world import span, tp
@@ -72,6 +72,60 @@ def test_partition_is_kept_while_the_outcome_cannot_be_reported(others: Others) 
         others.work.report([])
     assert others.heard == [{tp(0)}]
     assert others.work.unreported == {CLAIM: BatchOutcome.SUCCEEDED}
+
+
+@pytest.mark.parametrize(
+    ("until", "cause", "is_kept"),
+    [
+        (2, FailureCause.RECORDS, False),
+        (1, FailureCause.RECORDS, True),
+        (2, FailureCause.ENVIRONMENT, True),
+    ],
+)
+def test_error_of_a_part_that_is_halved_is_stored_only_for_other_members(
+    until: int, cause: FailureCause, *, is_kept: bool
+) -> None:
+    """A search has tens of such parts, and each error would be two writes to Dagster."""
+    others, part = Others(), span(0, 0, until)
+    batch_id = f"{CLAIM[0]}.t0-8"
+    heard: list[object] = others.heard
+    work = StreamWorker(
+        "r1",
+        cast("RunsPort", others),
+        wake=lambda: None,
+        interrupt=lambda: None,
+        beat=lambda: None,
+        keep=lambda batch, failed: heard.append((batch.ranges, failed.error)),
+        note=lambda ranges, failed: heard.append((ranges, failed.error, failed.cause)),
+    )
+    work.begin([BatchRequest(batch_id, 1, (part,))], {batch_id}, lambda _: Log("an id", 1))
+    work.end(BatchOutcome.FAILED, "ValueError: 7", cause)
+    assert heard == ([((part,), "ValueError: 7")] if is_kept else [])
+    (news,) = work.results()
+    assert (news.runs[-1].error, news.runs[-1].cause) == ("ValueError: 7", cause)
+    heard.clear()
+    work.report([])
+    outcome = {(batch_id, part): BatchOutcome.FAILED}
+    assert heard == ([outcome] if is_kept else [((part,), "ValueError: 7", cause), outcome])
+
+
+def test_error_of_a_part_that_was_halved_is_not_stored() -> None:
+    heard: list[object] = []
+    work = StreamWorker(
+        "r1",
+        cast("RunsPort", Others()),
+        wake=lambda: None,
+        interrupt=lambda: None,
+        beat=lambda: None,
+        note=lambda ranges, _: heard.append(ranges),
+    )
+    parts = [span(0, 0, 4), span(0, 0, 2)]
+    for number, part in enumerate(parts):
+        batch_id = f"s.r1.{number}.1.t0-8"
+        work.begin([BatchRequest(batch_id, 1, (part,))], {batch_id}, lambda _: Log("an id", 1))
+        work.end(BatchOutcome.FAILED, "ValueError: 7", FailureCause.RECORDS)
+    work.report([])
+    assert heard == [(parts[1],)], "the other claim is gone"
 
 
 class Clock:
