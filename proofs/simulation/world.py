@@ -13,7 +13,7 @@ from dagster_rebalance.core.model.claims import decode
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.partitions.state_machine import Phase
 from dagster_rebalance.core.reporting.explain import explain_partition
-from dagster_rebalance.core.runs.bisection import Part
+from dagster_rebalance.core.runs.bisection import Part, PartKind
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Clockwork, Violation
@@ -280,9 +280,9 @@ class World:
                 self._check_covered(committed)
             self._committed.append(committed)
         kept = {claim.until: claim.batch_id for claim in decode(new).claims}
-        if process is not None and kept.items() - {
-            (claim.until, claim.batch_id) for claim in decode(before).claims
-        }:
+        claims = kept.items() - {(one.until, one.batch_id) for one in decode(before).claims}
+        # A commit also names the next part of a bisected range, whose offsets were claimed before.
+        if process is not None and not all(_is_unbegun_part(batch_id) for _, batch_id in claims):
             process.check_claimed(partition)
         if not all(
             _is_kept(claim, kept, new.offset)
@@ -607,3 +607,8 @@ def _is_kept(claim: Claim, kept: Mapping[int, str], offset: int) -> bool:
 def _is_at(stored: OffsetAndMetadata | None, end: int) -> bool:
     """Return whether everything is committed; an empty recreated topic needs no commit."""
     return (stored.offset if stored else 0) == end
+
+
+def _is_unbegun_part(batch_id: str) -> bool:
+    part = Part.parse(batch_id)
+    return part is not None and part.kind is not PartKind.TRIED
