@@ -62,6 +62,7 @@ from dagster_rebalance import (
     KafkaBatch,
     KafkaConsumerResource,
     KafkaSparkResource,
+    build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
 from dagster_rebalance.spark.output import write_parquet_by_range
@@ -153,10 +154,11 @@ def test_error_is_shown_with_its_traceback(shop: Shop, form: str, tmp_path: Path
 
 @pytest.mark.broker
 @pytest.mark.spark
+@pytest.mark.parametrize("form", ["batch", "stream"])
 def test_records_are_processed_in_spark(
-    shop: Shop, spark_connect_server: SparkConnectServer
+    shop: Shop, spark_connect_server: SparkConnectServer, form: str
 ) -> None:
-    file = str(shop.file("stream", spark_connect_server.remote))
+    file = str(shop.file(form, spark_connect_server.remote))
     # In a process: a session with a server changes the environment for all later sessions.
     command = [sys.executable, "-m", "dagster_rebalance.cli", "probe", f"{shop.topic}:0@1-5"]
     done = subprocess.run(
