@@ -41,8 +41,8 @@ class StreamWorker:
     Any thread calls `wake` and `interrupt`. `beat` stores a heartbeat, which names
     `active_partitions`. `keep` shows and stores the error of a batch before its failure is
     reported. A part of several offsets is halved next, so `note` stores its error only if another
-    member may find the part.
-    `give_up` ends the run if an interrupted batch does not end within `patience_s`.
+    member may find the part. `give_up` ends the run if an interrupted batch does not end within
+    `patience_s`.
     """
 
     def __init__(
@@ -54,9 +54,7 @@ class StreamWorker:
         interrupt: Callable[[], None],
         beat: Callable[[], None],
         keep: Callable[[BegunBatch, FailedAttempt], None] = lambda _batch, _failed: None,
-        note: Callable[[Sequence[OffsetRange], FailedAttempt], None] = lambda _ranges, _failed: (
-            None
-        ),
+        note: Callable[[Sequence[OffsetRange], FailedAttempt], None] = lambda *_: None,
         give_up: Callable[[], None] = lambda: None,
         limit_s: float = float("inf"),
         patience_s: float = float("inf"),
@@ -83,7 +81,7 @@ class StreamWorker:
         self._batches: SimpleQueue[BegunBatch | None] = SimpleQueue()
         self._results: SimpleQueue[RunsRead] = SimpleQueue()
         self._failed: dict[str, FailedAttempt] = {}
-        self._unnoted: dict[str, tuple[OffsetRange, ...]] = {}
+        self._unnoted: dict[str, tuple[Sequence[OffsetRange], FailedAttempt]] = {}
 
     # For the processing thread
 
@@ -117,7 +115,7 @@ class StreamWorker:
                 kept = list(self._failed.items())[1 - _ERRORS_KEPT :]
                 self._failed = {**dict(kept), batch.batch_id: failed}
             if is_halved:
-                self._unnoted[batch.batch_id] = batch.ranges
+                self._unnoted[batch.batch_id] = (batch.ranges, failed)
             self._results.put(self._read_own(batch.batch_id))
         self._wake()
 
@@ -145,7 +143,7 @@ class StreamWorker:
             if batch is None:
                 return None
             unnoted = self._unnoted.items()
-            self._unnoted = {known: ranges for known, ranges in unnoted if known in claimed}
+            self._unnoted = {known: attempt for known, attempt in unnoted if known in claimed}
             self._batches.put(batch)
             return self._read_own(batch.batch_id)
 
@@ -203,10 +201,9 @@ class StreamWorker:
         ended = self.unreported  # after `reported`: batches that are not in it have ended
         if ended:
             with self._lock:
-                unnoted = {batch_id: self._unnoted.get(batch_id) for batch_id, _ in ended}
-            for batch_id, ranges in unnoted.items():
-                if ranges is not None:
-                    self._note(ranges, self._failed[batch_id])
+                unnoted = [self._unnoted.get(batch_id) for batch_id, _ in ended]
+            for attempt in filter(None, unnoted):
+                self._note(*attempt)
             self.record_outcomes(ended)
             with self._lock:
                 self._own.mark_reported(ended)
