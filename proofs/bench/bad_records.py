@@ -236,6 +236,7 @@ def measure(
             what = f"bad_records, {form}, {way}"
             step(f"{what}, with a kill -9, a deploy and a replay")
             wrong = _faulted(backlogs[0], form, way)
+            step(f"{what}: {wrong}")
             turns: list[tuple[Timed, Timed]] = []
             for run in range(1, 1 + runs):
                 step(f"{what}, run {run} of {runs}")
