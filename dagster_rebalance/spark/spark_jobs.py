@@ -49,6 +49,14 @@ def tag_batch(session: SparkSession, batch_id: str) -> str:
     return tag
 
 
+def show_causes(session: SparkSession) -> None:
+    """Let the error of a Python function of Spark contain its causes.
+
+    The causes decide whether a range is bisected. By default, Spark leaves them out.
+    """
+    session.conf.set("spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled", "false")
+
+
 def cache_for_batch(frame: DataFrame, batch_id: str) -> DataFrame:
     """Cache a frame until the batch is settled."""
     cached = frame.persist()

@@ -5,6 +5,7 @@ Spark Connect raises other classes than a classic session, and more of them have
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,8 @@ from pyspark.sql.connect import functions as connect_functions
 from pyspark.sql.types import IntegerType
 
 from dagster_rebalance.core.model.run_snapshot import FailureCause
-from dagster_rebalance.orchestration.storage.failure_notes import cause_of_error
-from dagster_rebalance.spark.spark_jobs import is_connect
+from dagster_rebalance.orchestration.storage.failure_notes import cause_of_error, text_of_error
+from dagster_rebalance.spark.spark_jobs import is_connect, show_causes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,6 +63,34 @@ def test_python_function(session: SparkSession, error: Exception, cause: Failure
     with pytest.raises(Exception, match=type(error).__name__) as failure:
         session.range(3).select(udf(fail, IntegerType())("id")).collect()
     assert cause_of_error(failure.value) is cause
+
+
+def test_cause_of_an_error_in_a_python_function(session: SparkSession) -> None:
+    def fail(_: int) -> int:
+        try:
+            raise ConnectionResetError
+        except OSError as error:
+            message = "no price for order 17"
+            raise LookupError(message) from error
+
+    show_causes(session)
+    udf = (connect_functions if is_connect(session) else functions).udf
+    with pytest.raises(Exception, match="no price") as failure:
+        session.range(3).select(udf(fail, IntegerType())("id")).collect()
+    assert cause_of_error(failure.value) is ENVIRONMENT
+    text = text_of_error(failure.value)
+    assert "ConnectionResetError" in text
+    assert "LookupError: no price for order 17" in text
+
+
+def test_worker_that_dies(session: SparkSession) -> None:
+    def die(_: int) -> int:
+        os._exit(1)
+
+    udf = (connect_functions if is_connect(session) else functions).udf
+    with pytest.raises(Exception, match=r"worker exited unexpectedly|Connection reset") as failure:
+        session.range(3).select(udf(die, IntegerType())("id")).collect()
+    assert cause_of_error(failure.value) is ENVIRONMENT
 
 
 def test_arrow_function(session: SparkSession) -> None:

@@ -64,3 +64,42 @@ def test_frame_of_bad_rows_is_set_aside(session: SparkSession) -> None:
         given.set_aside(frame, "the reason")
     with pytest.raises(IllegalStateError, match="without the column 'partition'"):
         given.good_rows(frame.drop("partition"), error="the reason")
+
+
+@pytest.mark.parametrize("most_literals", [10_000, 2])
+def test_record_is_set_aside_or_written_if_its_reason_changes(
+    session: SparkSession, monkeypatch: pytest.MonkeyPatch, most_literals: int
+) -> None:
+    """Spark computes a frame again, and a column may then have other values."""
+    monkeypatch.setattr("dagster_rebalance.spark.set_aside._MOST_LITERALS", most_literals)
+    given, spark = batch(), SimpleNamespace(spark_session=session)
+    reason = "IF(rand() < 0.5, concat('bad ', offset), NULL) AS `the reason`"
+    frame = given.dataframe(spark).selectExpr("value", "topic", "partition", "offset", reason)
+    good = given.good_rows(frame, error="the reason")
+    assert good.columns == frame.columns[:-1]
+    for _ in range(3):
+        rows = [row.offset for row in good.collect()]
+        letters = [one.range.start for one in given.letters]
+        assert sorted(rows + letters) == list(range(12))
+
+
+def test_no_row_of_a_record_that_is_set_aside_is_written(session: SparkSession) -> None:
+    given, spark = batch(), SimpleNamespace(spark_session=session)
+    parts = "explode(array(1, 2)) AS part"
+    frame = given.dataframe(spark).selectExpr("topic", "partition", "offset", parts)
+    reason = "IF(offset = 3 AND part = 2, 'bad', NULL) AS why"
+    good = given.good_rows(frame.selectExpr("*", reason), error="why")
+    assert [one.key for one in given.letters] == ["orders-0-3"]
+    assert sorted(row.offset for row in good.collect()) == sorted([*range(3), *range(4, 12)] * 2)
+
+
+def test_row_without_an_offset_cannot_be_set_aside(session: SparkSession) -> None:
+    given, spark = batch(), SimpleNamespace(spark_session=session)
+    frame = given.dataframe(spark).selectExpr("topic", "partition", "CAST(NULL AS LONG) AS offset")
+    with pytest.raises(IllegalStateError, match="offset None is not in batch"):
+        given.set_aside(frame, ValueError("all"))
+    with pytest.raises(IllegalStateError, match="offset None is not in batch"):
+        given.good_rows(frame.selectExpr("*", "'bad' AS why"), error="why")
+    other = frame.selectExpr('"it\'s" AS topic', "partition", "0L AS offset", "'bad' AS why")
+    with pytest.raises(IllegalStateError, match="it's-0 offset 0 is not in batch"):
+        given.good_rows(other, error="why")

@@ -21,12 +21,16 @@ _JAVA_ERROR = re.compile(
     r"\b((?:[a-z_][a-z0-9_]*\.)+[A-Z][A-Za-z0-9_$]*(?:Exception|Error|Failure|Failed|Killed))\b"
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_PYTHON_ERROR = re.compile(r"^\s*((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s|$)", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^[\s|]*((?:[A-Za-z_]\w*\.)*_?[A-Z]\w*)(?::\s|$)", re.MULTILINE)
 _MARKS = re.compile(
     r"_MultiThreadedRendezvous|_InactiveRpcError|INVALID_HANDLE|ExecutorLostFailure|OutOfMemory|"
-    r"Connection refused|Connection reset|Broken pipe|No space left on device|SparkContext was shut"
+    r"Connection refused|Connection reset|Broken pipe|No space left on device|"
+    r"SparkContext was shut|Python worker exited unexpectedly|PYTHON_VERSION_MISMATCH|"
+    r"OPERATION_CANCELED|JOB_CANCELLED|FAILED_READ_FILE|spark\.driver\.maxResultSize|"
+    r"can't start new thread|'NoneType' object has no attribute '(?:sc|setCallSite)'"
 )
-"""Texts of Spark, whose errors have one class for many causes."""
+"""Texts of Spark and Python, whose errors have one class for many causes. The last one is that of a
+stopped SparkContext."""
 
 _IGNORED = frozenset({"DagsterExecutionStepExecutionError", "DagsterRebalanceError"})
 """Dagster's wrapper of the error of an asset function, and a base class."""
@@ -37,6 +41,7 @@ _NAMES = frozenset(
         "CancelledError", "GeneratorExit", "KeyboardInterrupt", "MemoryError",
         "SystemExit", "OutOfMemoryError", "ArrowMemoryError", "BrokenProcessPool",
         "BrokenExecutor", "ChildProcessError", "WorkerLostError", "CalledProcessError",
+        "ImportError", "ModuleNotFoundError",
         # Operating system and network
         "OSError", "IOError", "EnvironmentError", "BlockingIOError", "BrokenPipeError",
         "FileExistsError", "FileNotFoundError", "IsADirectoryError", "NotADirectoryError",
@@ -50,7 +55,9 @@ _NAMES = frozenset(
         "CannotConnectNow", "TooManyConnections", "DeadlockDetected", "SerializationFailure",
         "LockNotAvailable", "QueryCanceled", "DiskFull", "BotoCoreError", "NoCredentialsError",
         "CommitFailedException", "CommitStateUnknownException", "CommitFailedError",
-        "ConcurrentModificationException", "AzureError", "GoogleAPICallError", "RetryError",
+        "MetadataChangedException", "ProtocolChangedException", "SQLException",
+        "SQLInvalidAuthorizationSpecException", "SQLSyntaxErrorException", "AzureError",
+        "GoogleAPICallError", "RetryError",
         "SdkClientException", "AmazonS3Exception", "SdkException", "S3Exception", "DeltaError",
         # Kafka and this package
         "KafkaException", "KafkaError", "BrokerError", "RebalanceInProgressError",
@@ -60,21 +67,26 @@ _NAMES = frozenset(
         "RetryRequested", "RetryRequestedFromPolicy",
         # The JVM and Spark. An analysis is of the query and its tables, not of their rows.
         "AnalysisException", "ExtendedAnalysisException", "Py4JNetworkError",
-        "StackOverflowError", "NoClassDefFoundError", "SparkFileAlreadyExistsException",
-        "SparkFileNotFoundException", "SparkOutOfMemoryError", "ExecutorLostFailure",
+        "StackOverflowError", "NoClassDefFoundError", "NoSuchMethodError", "UnsatisfiedLinkError",
+        "SparkFileAlreadyExistsException", "SparkOutOfMemoryError", "ExecutorLostFailure",
         "ExecutorDeadException", "FetchFailed", "FetchFailedException",
         "MetadataFetchFailedException", "SparkUpgradeException", "TaskKilledException",
         "TaskKilled", "BlockNotFoundException",
     }
 )  # fmt: skip
 _ENDINGS = (
+    "CertVerificationError",
+    "ClassNotFoundException",
     "ConnectError",
     "ConnectException",
     "ConnectionError",
     "ConnectionException",
     "ConnectTimeout",
+    "FileNotFoundException",
+    "IOException",
     "InterruptedError",
     "InterruptedException",
+    "MemoryError",
     "NetworkError",
     "NetworkException",
     "RefusedError",
@@ -91,7 +103,7 @@ _ENDINGS = (
     "UnavailableException",
     "UnknownHostException",
 )
-_BEGINNINGS = ("Dagster", "Kafka")
+_BEGINNINGS = ("Concurrent", "Dagster", "Kafka")
 
 _CLIENTS = (
     # Databases
@@ -108,9 +120,15 @@ _CLIENTS = (
 )  # fmt: skip
 """Modules of client libraries."""
 
-_JAVA_PACKAGES = ("java.io.", "java.net.", "java.nio.file.", "javax.net.", "org.apache.hadoop.")
-"""Java packages of files and networks. Most of their errors extend `IOException`, which only some
-texts name."""
+_JAVA_PACKAGES = (
+    "java.io.",
+    "java.net.",
+    "java.nio.file.",
+    "javax.net.",
+    "org.apache.hadoop.",
+    "org.apache.iceberg.",
+)
+"""Java packages of files, networks and catalogs: a text names only some superclasses."""
 
 _SPARK_CONNECT = frozenset({"SparkConnectException", "SparkConnectGrpcException"})
 """Errors of the connection to Spark Connect, and superclasses of all errors that it reports."""

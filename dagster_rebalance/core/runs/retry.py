@@ -5,6 +5,7 @@ Delays start when this member first observes that a run has ended; a new owner s
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -169,6 +170,8 @@ def why_not_started(range_: OffsetRange, run_key: str, after_s: float) -> Reason
 
 
 _MOST_CHARACTERS = 400
+_FRAMES = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t]+.*\n)*")
+"""The frames of a traceback in a message of Spark. The errors follow them."""
 _MOST_CAUSES = 2
 _MOST_PLACES = 3
 _MOST_PLACE_CHARACTERS = 80
@@ -216,7 +219,7 @@ def error_text(error: str, places: Iterable[Place] = (), causes: Sequence[str] =
 
 
 def _shortened(error: str, most: int) -> str:
-    text = one_line(escaped(error))
+    text = one_line(escaped(_FRAMES.sub("", error)))
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 

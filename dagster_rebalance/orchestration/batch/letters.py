@@ -520,6 +520,20 @@ def positions_in(rows: Any, error: str | None) -> list[tuple[str, int, int, str 
     return list(zip(*columns, reasons, strict=True))
 
 
+def without(rows: Any, others: Any) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Return the rows of an Arrow table that have the position of no row of another one."""
+    from pyarrow import compute  # noqa: PLC0415 - an extra
+
+    if others.num_rows == 0:
+        return rows
+    is_other = compute.is_in(rows.column("offset"), others.column("offset"))
+    if not compute.any(is_other).as_py():
+        return rows
+    found = {position[:3] for position in positions_in(others, None)}
+    places = (rows.column(name).to_pylist() for name in POSITION_COLUMNS)
+    return rows.filter([place not in found for place in zip(*places, strict=True)])
+
+
 def checked(
     letters: Iterable[Letter], check: Callable[[str | None, int | None, int | None], None]
 ) -> Iterator[Letter]:
@@ -539,7 +553,8 @@ def offset_check(
 
     def check(topic: str | None, number: int | None, offset: int | None) -> None:
         own = of_partition.get((topic, number), ())
-        if not any(range_.start <= (offset or 0) < range_.until for range_ in own):
+        is_own = isinstance(offset, int) and any(one.start <= offset < one.until for one in own)
+        if not is_own:
             msg = (
                 f"the record at {topic}-{number} offset {offset} is not in batch {batch_id}: set "
                 "aside only records that the batch has returned"

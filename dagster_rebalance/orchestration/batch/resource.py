@@ -44,6 +44,7 @@ from dagster_rebalance.orchestration.batch.letters import (
     offset_check,
     positions_in,
     with_reasons,
+    without,
 )
 from dagster_rebalance.orchestration.batch.records import (
     DecodedMessage,
@@ -339,10 +340,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     ) -> "DataFrame":
         """Return all records of some ranges."""
         from dagster_rebalance.spark.ranges import joined_reads, read_ranges
-        from dagster_rebalance.spark.spark_jobs import tag_batch
+        from dagster_rebalance.spark.spark_jobs import show_causes, tag_batch
 
         session = spark.spark_session
         tag_batch(session, self.batch_id)
+        if self.kafka.on_failure == "bisect":
+            show_causes(session)
         replayed = [range_ for range_ in wanted if self._is_replayed(range_)]
         left = [range_ for range_ in wanted if not self._is_replayed(range_)]
         given = None
@@ -535,8 +538,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     def good_rows(self, rows: Any, *, error: str) -> Any:  # noqa: ANN401 - a DataFrame or an Arrow table
         """Set aside the rows that have a reason, and return the other rows without this column.
 
-        Spark caches a DataFrame until the batch has ended, and computes it once. With Spark Connect
-        it is computed twice.
+        No row of a record that is set aside is returned, even if the record has several rows. Spark
+        caches a DataFrame until the batch has ended, and computes it once. With Spark Connect it is
+        computed twice; the first computation decides which records are set aside.
 
         Args:
             rows: As `records` of `set_aside`: a DataFrame, a `Table` or a `RecordBatch`.
@@ -560,10 +564,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
             good, found = split(rows, error, self.batch_id)
         else:
-            is_bad = rows.column(error).is_valid()
-            found = positions_in(rows.filter(is_bad), error)
+            bad = rows.filter(rows.column(error).is_valid())
+            found = positions_in(bad, error)
             kept = [name for name in rows.schema.names if name != error]
-            good = rows.filter(rows.column(error).is_null()).select(kept)
+            good = without(rows.filter(rows.column(error).is_null()), bad).select(kept)
         self._set_aside_at(with_reasons(found, None), topic)
         return good
 

@@ -56,6 +56,14 @@ def test_error_text_keeps_root_cause_after_long_message() -> None:
     assert len(text) < 450
 
 
+def test_error_text_leaves_out_frames_in_a_message() -> None:
+    """Those of Spark's workers are longer than the whole text."""
+    frame = '  File "worker.py", line 17, in main\n    process()\n    ^^^^^^^^^\n'
+    trace = f"Traceback (most recent call last):\n{frame * 50}"
+    message = f"PythonException: see below.\n{trace}OSError: down\n\n{trace}KeyError: 'price'\n"
+    assert error_text(message) == "PythonException: see below. OSError: down KeyError: 'price'"
+
+
 def test_failed_attempt_keeps_run_and_error_after_takeover() -> None:
     batch = StreamBatch(NEW, 1, attempt=3)
     seen = with_error(batch.as_runs((RANGE,), run(RunState.STARTED), None), FAILED)

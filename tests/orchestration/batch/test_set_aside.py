@@ -141,6 +141,18 @@ def test_good_rows_are_those_without_a_reason() -> None:
     assert given.good_rows(part, error="why").num_rows == 2
 
 
+def test_no_row_of_a_record_that_is_set_aside_is_good() -> None:
+    given = batch(0, 1, 2)
+    table = given.arrow().read_all().take([0, 1, 1, 2])
+    marked = table.append_column("why", pa.array([None, "late", None, None], pa.string()))
+    assert given.good_rows(marked, error="why")["offset"].to_pylist() == [0, 2]
+    place = table.schema.get_field_index("topic")
+    topics = pa.array(["orders", "orders", "old", "orders"])
+    other_topic = table.set_column(place, "topic", topics)
+    marked = other_topic.append_column("why", pa.array([None, "late", None, None], pa.string()))
+    assert given.good_rows(marked, error="why")["offset"].to_pylist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ("records", "error", "problem"),
     [
