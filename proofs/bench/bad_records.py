@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 BAD_RECORDS = 10
 SET_ASIDE, BISECTED = "set aside", "bisected"
 GOALS = {SET_ASIDE: Goal("<=", 1.1), BISECTED: Goal("<=", 1.5)}
-_LIMIT_S = 900.0
+_LIMIT_S = 3600.0
 _LOOK_S = 0.1
 _LEAST_RUNS = {STREAM: 2, BATCHES: 1}
 """Live runs during a deploy: the new streaming run starts before the other one leaves."""
