@@ -397,13 +397,13 @@ def _at_work(play: Path) -> int:
     """Wait for a process that is held at the end of a batch, and return its id."""
     file = play / AT_WORK
     file.unlink(missing_ok=True)
-    wait_until(
-        lambda: file.exists() or None,
+    process_id = wait_until(
+        lambda: (file.exists() and file.read_text()) or None,  # it may not be written yet
         timeout_s=_LIMIT_S,
         what="a batch in the middle of the topic",
         interval_s=_LOOK_S,
     )
-    return int(file.read_text())
+    return int(process_id)
 
 
 def _deploy(dagster: DagsterDeployment, play: Path, version: str) -> None:
