@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.spark
 RECORDS, ENVIRONMENT = FailureCause.RECORDS, FailureCause.ENVIRONMENT
 
 
