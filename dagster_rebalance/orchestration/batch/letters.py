@@ -524,14 +524,19 @@ def without(rows: Any, others: Any) -> Any:  # noqa: ANN401 - pyarrow has no typ
     """Return the rows of an Arrow table that have the position of no row of another one."""
     from pyarrow import compute  # noqa: PLC0415 - an extra
 
-    if others.num_rows == 0:
-        return rows
-    is_other = compute.is_in(rows.column("offset"), others.column("offset"))
-    if not compute.any(is_other).as_py():
-        return rows
+    same_offset = compute.indices_nonzero(
+        compute.is_in(rows.column("offset"), others.column("offset"))
+    )  # also in other partitions, so few rows are compared in Python
     found = {position[:3] for position in positions_in(others, None)}
-    places = (rows.column(name).to_pylist() for name in POSITION_COLUMNS)
-    return rows.filter([place not in found for place in zip(*places, strict=True)])
+    places = positions_in(rows.take(same_offset), None)
+    left_out = {
+        index
+        for index, place in zip(same_offset.to_pylist(), places, strict=True)
+        if place[:3] in found
+    }
+    if not left_out:
+        return rows
+    return rows.filter([index not in left_out for index in range(rows.num_rows)])
 
 
 def checked(
