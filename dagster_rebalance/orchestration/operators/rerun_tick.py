@@ -42,7 +42,7 @@ class RerunTick(NamedTuple):
     Attributes:
         requests: The runs to start.
         notes: The progress of each rerun.
-        runs: The runs of the reruns.
+        runs: The runs of the reruns, and live runs of cancelled reruns.
     """
 
     requests: tuple[dg.RunRequest, ...] = ()
@@ -85,8 +85,8 @@ def _tick(
     group_id = kafka.group_id
     group = GroupAssets.of(group_id)
     store = RerunStore(open_instance(context.instance), group.reruns_name)
-    batches = store.read()
-    if not batches:
+    batches, live = store.read(), ledger.live_reruns()
+    if not batches and not live:
         return RerunTick()
     other = _other(context, group, f"{location}:{context.sensor_name}")
     if other:
@@ -110,7 +110,9 @@ def _tick(
         )
         for batch_request in found.batch_requests
     )
-    return RerunTick(requests, (*found.notes, *notes), runs)
+    known = {run.run_id for run in runs}
+    left = (run for run in live if run.run_id not in known)
+    return RerunTick(requests, (*found.notes, *notes), (*runs, *left))
 
 
 def _other(context: dg.SensorEvaluationContext, group: GroupAssets, own: str) -> str:

@@ -55,6 +55,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     OLD_TAKEN_BACK_TAG,
     REFUSAL_TAG,
     REFUSED_TAG,
+    RERUN_TAG,
     STREAM_TAG,
     VERSION_TAG,
     RunEvent,
@@ -86,6 +87,7 @@ _STATES = {
 }
 LIVE_STATUSES = [status for status, state in _STATES.items() if state in LIVE]
 _AT_WORK = {status for status, state in _STATES.items() if state in WORKING}
+_LAUNCHED = [dg.DagsterRunStatus.STARTING, *_AT_WORK]
 _CODE_SERVER_ERROR = "DagsterUserCode"
 """The prefix of the names of Dagster's errors about a code server; Dagster exports none."""
 _UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
@@ -243,6 +245,16 @@ class RunLedger:
     def streams(self, records: Iterable[dg.RunRecord]) -> tuple[RunSnapshot, ...]:
         """Return the snapshots of streaming runs, with any claims."""
         return tuple(map(self._seen_alone, records))
+
+    def live_reruns(self) -> tuple[RunSnapshot, ...]:
+        """Return the launched runs of reruns, also of cancelled ones."""
+        self._jobs.add_own()
+        records = self._instance.get_run_records(dg.RunsFilter(statuses=_LAUNCHED), ascending=True)
+        return self.streams(
+            record
+            for record in records
+            if RERUN_TAG in record.dagster_run.tags and self._is_of_group(record.dagster_run)
+        )
 
     def written_off(self) -> tuple[RunSnapshot, ...]:
         """Return the runs of the group that ended in Dagster without FINISHED from their process.

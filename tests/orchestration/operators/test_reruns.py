@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     RERUN_BY_TAG,
     RERUN_REASON_TAG,
     RERUN_TAG,
+    rerun_tags,
     run_config,
     run_tags,
 )
@@ -52,6 +54,7 @@ from tests.orchestration.parts import (
     EACH_STORAGE,
     GROUPS,
     batch_request,
+    give_sign,
     kafka_in_memory,
     make_run,
     span,
@@ -421,6 +424,35 @@ def test_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
     assert status_of(ground.instance, run) is Status.CANCELED
     assert ground.reruns.open_ones() == []
     assert ground.shown(ground.assets.group)[0]["event"] == "rerun_cancelled"
+    ground.begin()
+
+
+def test_run_of_a_cancelled_rerun_that_dies_does_not_keep_its_ranges(ground: Ground) -> None:
+    """A run whose process ended while it was cancelled would be CANCELING forever."""
+    rerun_id = ground.begin()
+    (batch,) = ground.book.read()
+    alive, dead = (
+        make_run(
+            ground.instance,
+            batch_request(batch.batch_id, *ranges),
+            Status.CANCELING,
+            group_id=ground.group_id,
+            tags=rerun_tags(batch.rerun),
+        )
+        for ranges in ([span(1, 0, 10)], batch.ranges)
+    )
+    ground.reruns.cancel(rerun_id)
+    now = time.time()
+    ground.monkeypatch.setattr(time, "time", lambda: now)
+    give_sign(ground.instance, dead, "0 elsewhere:1:1")
+    for beat in range(5):
+        with pytest.raises(ConfigurationError, match=f"run {dead.run_id[:8]} of rerun"):
+            ground.begin()
+        give_sign(ground.instance, alive, f"{beat} elsewhere:2:1")
+        ground.tick()
+        now += ground.kafka.heartbeat_timeout_s / 4
+    assert status_of(ground.instance, dead) is Status.FAILURE
+    assert status_of(ground.instance, alive) is Status.CANCELING
     ground.begin()
 
 
