@@ -21,7 +21,13 @@ _JAVA_ERROR = re.compile(
     r"\b((?:[a-z_][a-z0-9_]*\.)+[A-Z][A-Za-z0-9_$]*(?:Exception|Error|Failure|Failed|Killed))\b"
 )
 _TRACEBACK = "Traceback (most recent call last)"
-_PYTHON_ERROR = re.compile(r"^[\s|]*((?:[A-Za-z_]\w*\.)*_?[A-Z]\w*)(?::\s|$)", re.MULTILINE)
+_DATA = r"(?:gzip\.)?BadGzipFile: |EOFError: \S|OSError: Invalid data stream"
+_DATA_ERROR = re.compile(_DATA)
+"""Errors of truncated and malformed values (gzip, bz2, pickle, Avro) whose superclasses are those of
+files and connections. The EOFError of a closed pipe has no message."""
+_PYTHON_ERROR = re.compile(
+    rf"^[\s|]*(?!{_DATA})((?:[A-Za-z_]\w*\.)*_?[A-Z]\w*)(?::\s|$)", re.MULTILINE
+)
 _MARKS = re.compile(
     r"_MultiThreadedRendezvous|_InactiveRpcError|INVALID_HANDLE|ExecutorLostFailure|OutOfMemory|"
     r"Connection refused|Connection reset|Broken pipe|No space left on device|"
@@ -50,6 +56,7 @@ _NAMES = frozenset(
         "RequestException", "ClientError", "HTTPStatusError", "RequestError", "TransportError",
         "HTTPException", "RpcError", "InactiveRpcError", "GrpcError", "IncompleteRead",
         "ProtocolError", "MaxRetryError", "NewConnectionError", "RemoteDisconnected",
+        "IncompleteReadError",
         # Databases, object stores and table formats
         "OperationalError", "InterfaceError", "DBAPIError", "AdminShutdown", "CrashShutdown",
         "CannotConnectNow", "TooManyConnections", "DeadlockDetected", "SerializationFailure",
@@ -168,7 +175,7 @@ def cause_of(errors: Iterable[tuple[Iterable[str], str]]) -> FailureCause:
     """
     cause = FailureCause.UNKNOWN
     for names, message in errors:
-        if (
+        if not _DATA_ERROR.match(message) and (
             _MARKS.search(message)
             or _is_of_environment(names)
             or any(_is_of_environment([name]) for name in _names_in(message))

@@ -45,6 +45,13 @@ def cause(errors: list[tuple[str, str]]) -> FailureCause:
             "PythonException",
             "Traceback (most recent call last):\npsycopg.errors.UniqueViolation: x",
         ),
+        ("gzip.BadGzipFile OSError", "BadGzipFile: Not a gzipped file (b'{')"),
+        ("builtins.EOFError", "EOFError: Compressed file ended before the end-of-stream marker"),
+        ("OSError", "OSError: Invalid data stream"),
+        (
+            "PythonException",
+            "Traceback (most recent call last):\n  File 'a'\nEOFError: Expected 5 bytes, read 0",
+        ),
     ],
 )
 def test_error_of_the_records(error: tuple[str, str]) -> None:
@@ -126,6 +133,8 @@ def test_error_of_the_records(error: tuple[str, str]) -> None:
         ("Py4JJavaError", f"{STACK}: org.apache.hadoop.mapred.InvalidInputException: /data"),
         ("PythonException", "Traceback (most recent call last):\n  File 'a'\nMemoryError\n"),
         ("PythonException", "Traceback (most recent call last):\nhttpx.ReadError: closed"),
+        ("EOFError", "EOFError"),
+        ("PythonException", "Traceback (most recent call last):\n  File 'a'\nEOFError\n"),
     ],
 )
 def test_error_of_the_environment(error: tuple[str, str]) -> None:
