@@ -23,8 +23,8 @@ _JAVA_ERROR = re.compile(
 _TRACEBACK = "Traceback (most recent call last)"
 _DATA = r"(?:gzip\.)?BadGzipFile: |EOFError: \S|OSError: Invalid data stream"
 _DATA_ERROR = re.compile(_DATA)
-"""Errors of truncated and malformed values (gzip, bz2, pickle, Avro) whose superclasses are those of
-files and connections. The EOFError of a closed pipe has no message."""
+"""Errors of truncated and malformed values (gzip, bz2, pickle, Avro). Their superclasses are those
+of files and connections. The EOFError of a closed pipe has no message."""
 _PYTHON_ERROR = re.compile(
     rf"^[\s|]*(?!{_DATA})((?:[A-Za-z_]\w*\.)*_?[A-Z]\w*)(?::\s|$)", re.MULTILINE
 )
