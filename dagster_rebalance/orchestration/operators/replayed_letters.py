@@ -21,6 +21,11 @@ _LIMIT_S = 5.0
 """A tick does not wait longer for Kafka; the next one marks the letters."""
 
 
+def is_transient(error: BrokerError) -> bool:
+    """Whether the letters can be marked later without a change of Kafka's topics or rights."""
+    return error.retriable and not error.topics
+
+
 def mark_replayed(
     instance: dg.DagsterInstance, kafka: KafkaConsumerResource, batch: RerunBatch, run_id: str
 ) -> str:

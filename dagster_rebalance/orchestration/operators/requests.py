@@ -39,8 +39,9 @@ from dagster_rebalance.core.runs.rerun_batch import (
     RerunBatch,
     batches_of,
 )
+from dagster_rebalance.kafka.client.errors import first_few
 from dagster_rebalance.kafka.log_bounds import read_bounds
-from dagster_rebalance.orchestration.operators.replayed_letters import mark_replayed
+from dagster_rebalance.orchestration.operators.replayed_letters import is_transient, mark_replayed
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import recorded_letters
 from dagster_rebalance.orchestration.reporting.member_tables import utc
@@ -51,7 +52,7 @@ from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import dagster as dg
 
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _GROUPS_PREFIX = "kafka"
 _PATIENCE_S = 30.0
+_MOST_NAMED = 20
 _RETRIES_KEPT_S = 3600.0
 """Members read a retry within seconds, and a later member retries failed ranges anyway."""
 _DOES = {
@@ -348,26 +350,57 @@ class Reruns:
         left = {run_id: why for run_id in live if (why := self._why_not_cancelled(run_id))}
         # No tick shows batches that have succeeded since the last one: they are removed.
         finished = dict(steps(batches, runs, ()).done)
-        for batch, run_id in finished.items():
-            try:
-                mark_replayed(self._instance, self._kafka, batch, run_id)
-            except BrokerError:
-                self._store.add([batch])  # its run has succeeded: the next tick marks the letters
-                continue
-            self._show(batch.rerun, self._catalogue.record_reprocessed, batch, run_id)
+        unmarked = self._finish(finished)
         ranges = [range_ for batch in batches if batch not in finished for range_ in batch.ranges]
         self._show_rerun("rerun_cancelled", rerun, f"cancelled, {len(ranges)} ranges left", ranges)
         if left:
             msg = (
                 f"{rerun} is cancelled, but some of its runs could not be: terminate them "
                 f"in Dagster: {'; '.join(f'{run_id}: {why}' for run_id, why in left.items())}"
+                f"{unmarked}"
             )
             raise ConfigurationError(msg)
         done = rerun.batches - len(batches) + len(finished)
         return (
             f"{rerun} is cancelled: {done} of {rerun.batches} runs were done, "
-            f"{len(live)} live ones are cancelled. Their output stays"
+            f"{len(live)} live ones are cancelled. Their output stays{unmarked}"
         )
+
+    def _finish(self, done: Mapping[RerunBatch, str]) -> str:
+        """Mark the letters of finished batches and show these; return which letters are unmarked.
+
+        While Kafka does not answer, batches are stored again: the next tick marks their letters.
+        """
+        waiting: list[RerunBatch] = []
+        unmarked: list[OffsetRange] = []
+        problem = ""
+        for batch, run_id in done.items():
+            error = None if waiting else self._why_unmarked(batch, run_id)
+            if waiting or (error is not None and is_transient(error)):
+                waiting.append(batch)
+                continue
+            if error is not None:
+                unmarked += batch.ranges
+                problem = f"{batch.rerun.letters} could not be marked as replayed: {error}"
+            self._show(batch.rerun, self._catalogue.record_reprocessed, batch, run_id)
+        text = ""
+        if waiting:
+            self._store.add(waiting)
+            text += ". Kafka does not answer: the next tick marks the letters of finished runs"
+        if unmarked:
+            shown = first_few(map(str, unmarked), _MOST_NAMED)
+            text += (
+                f". The letters of {shown} in topic {problem}. Another replay would process their "
+                "records again, so discard these letters"
+            )
+        return text
+
+    def _why_unmarked(self, batch: RerunBatch, run_id: str) -> BrokerError | None:
+        try:
+            mark_replayed(self._instance, self._kafka, batch, run_id)
+        except BrokerError as error:
+            return error
+        return None
 
     def _why_not_cancelled(self, run_id: str) -> str:
         try:

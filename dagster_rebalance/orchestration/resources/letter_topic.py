@@ -196,12 +196,13 @@ class DeadLetterTopic:
                     self._wait(producer, {change.key for change in part}, limit_s)
 
     def _wait(self, producer: DeadLetterProducer, keys: set[str], limit_s: float) -> None:
-        until = time.monotonic() + limit_s
+        until, is_late = time.monotonic() + limit_s, False
         while keys:
             ended = producer.deliveries(_DELIVERY_SLICE_S)
             if ended:
                 until = time.monotonic() + limit_s
             elif time.monotonic() > until:
+                is_late = True
                 ended = (Delivery(min(keys), f"Kafka has not confirmed it in {limit_s:g} s"),)
             for delivery in ended:
                 keys.discard(delivery.key)
@@ -210,7 +211,7 @@ class DeadLetterTopic:
                         f"the state of letter {delivery.key} could not be stored in topic "
                         f"{self.name}: {delivery.problem}"
                     )
-                    raise BrokerError(msg)
+                    raise BrokerError(msg, retriable=is_late)
 
 
 def parsed_records(

@@ -15,6 +15,7 @@ from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.commit_parts import CommitPart, CommitParts
 from dagster_rebalance.core.model.directives import Action
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.letters import LetterFold
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
 from dagster_rebalance.core.operators.rerun_selection import Span
 from dagster_rebalance.core.reporting.joined_ranges import JoinedRanges
@@ -32,6 +33,7 @@ from dagster_rebalance.orchestration.operators.requests import (
 from dagster_rebalance.orchestration.per_batch import batch_sensor as sensor_module
 from dagster_rebalance.orchestration.per_batch.hosted_members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.commit_history import processed
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
@@ -487,6 +489,61 @@ def test_tick_does_not_record_a_rerun_as_done_that_is_cancelled_during_it(ground
         "rerun_cancelled",
         "rerun",
     ]
+
+
+def replayed(ground: Ground, *topics: str) -> list[str]:
+    """Store and run one replay of each dead-letter topic; return their ids."""
+    rerun_ids = [f"replay{number}" for number in range(len(topics))]
+    for number, (rerun_id, topic) in enumerate(zip(rerun_ids, topics, strict=True)):
+        range_ = span(0, 10 * number, 10 * number + 10)
+        rerun = Rerun(rerun_id, "ada", "the fix", time.time(), letters=topic)
+        ground.book.add([RerunBatch(rerun, 1, (range_,))])
+        succeeded, said, _ = ground.run(batch_request(f"r.{rerun_id}.1", range_))
+        assert succeeded, said
+    return rerun_ids
+
+
+def refuse(ground: Ground, topic: str, error: BrokerError) -> None:
+    """Let Kafka refuse a dead-letter topic. Other topics are empty."""
+
+    def read(letters: DeadLetterTopic, **_: object) -> LetterFold:
+        if letters.name == topic:
+            raise error
+        return LetterFold()
+
+    ground.monkeypatch.setattr(DeadLetterTopic, "read", read)
+
+
+GONE = BrokerError("no such topic", retriable=True, topics=["gone"])
+
+
+def test_topic_of_a_replay_that_is_gone_delays_no_other_replay(ground: Ground) -> None:
+    gone, _ = replayed(ground, "gone", "letters")
+    refuse(ground, "gone", GONE)
+    said = str(ground.tick().skip_message)
+    assert [batch.rerun.rerun_id for batch in ground.book.read()] == [gone]
+    assert f"no such topic; to end it, use dagster-rebalance rerun --cancel {gone}" in said
+
+
+@pytest.mark.parametrize("error", [GONE, BrokerError("may not be written")])
+def test_cancel_ends_a_replay_whose_letters_cannot_be_marked(
+    ground: Ground, error: BrokerError
+) -> None:
+    (rerun_id,) = replayed(ground, "gone")
+    refuse(ground, "gone", error)
+    said = ground.reruns.cancel(rerun_id)
+    assert f"letters of {span(0, 0, 10)} in topic gone could not be marked as replayed" in said
+    assert str(error) in said
+    assert "discard these letters" in said
+    assert not ground.book.read()
+
+
+def test_cancel_keeps_finished_batches_of_a_replay_while_kafka_is_away(ground: Ground) -> None:
+    (rerun_id,) = replayed(ground, "letters")
+    refuse(ground, "letters", BrokerError("no broker", retriable=True))
+    assert "the next tick marks the letters of" in ground.reruns.cancel(rerun_id)
+    assert "no broker" in str(ground.tick().skip_message)
+    assert len(ground.book.read()) == 1
 
 
 def test_time_may_have_a_zone() -> None:
