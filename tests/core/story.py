@@ -9,6 +9,7 @@ Partitions are numbers, ranges look like `0[5,9)`, and runs are named `run1`, `r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.batches.engine_settings import EngineSettings
@@ -282,6 +283,10 @@ class Script(ScriptBase):
         assert isinstance(stream, Stream)
         stream.die()
 
+    def do_terminate(self, name: str) -> None:
+        """An operator forces the run to end, and it reports nothing more."""
+        self.world.streams[name] = replace(self.world.streams[name], state=RunState.CANCELED)
+
     @property
     def stream(self) -> Stream:
         assert isinstance(self.member, Stream)
@@ -296,6 +301,11 @@ class Script(ScriptBase):
     def is_batch(self) -> str:
         batch = self.stream.work.at_work
         return "none" if batch is None else batch.batch_id
+
+    def is_repeat(self) -> bool:
+        """Whether an earlier batch may have processed a part of the batch at work."""
+        batch = self.stream.work.at_work
+        return batch is not None and batch.is_repeat
 
     def is_interrupts(self) -> int:
         return self.stream.interrupts

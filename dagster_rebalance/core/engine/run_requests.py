@@ -98,6 +98,7 @@ def due_requests(
             share.failures,
             share.interruptions,
             is_own=share.is_own,
+            is_repeat=any(entry.is_repeat for entry in entries),
         )
         if _divisions(share.failures, share.interruptions):
             failed.append((max(entry.due_at for entry in entries), request))
@@ -252,6 +253,7 @@ def _request_alone(entry: LedgerEntry) -> BatchRequest:
         wanted.interruptions,
         is_own=entry.is_own,
         is_part=entry.is_part,
+        is_repeat=entry.is_repeat,
     )
 
 

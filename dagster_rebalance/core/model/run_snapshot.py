@@ -167,6 +167,7 @@ class BatchRequest:
         unsubmitted: The run that Dagster has created but not submitted; empty for none.
         is_own: Whether this member has written the claims.
         is_part: Whether the range is a part of a bisected range.
+        is_repeat: Whether an earlier batch may have processed a part of the ranges.
     """
 
     batch_id: str
@@ -177,6 +178,7 @@ class BatchRequest:
     unsubmitted: str = field(default="", compare=False)
     is_own: bool = field(default=False, compare=False)
     is_part: bool = field(default=False, compare=False)
+    is_repeat: bool = field(default=False, compare=False)
 
     @property
     def run_key(self) -> str:

@@ -74,7 +74,10 @@ def _with_parts(
 ) -> OffsetLedger:
     claimed_at = now if ledger.entries[0].is_own else None
     # Other failed ranges that are due come first.
-    entries = (LedgerEntry(one, batch_id, claimed_at, due_at=now) for one, batch_id in parts)
+    entries = (
+        LedgerEntry(one, batch_id, claimed_at, due_at=now, is_repeat=True)
+        for one, batch_id in parts
+    )
     return ledger._replace(entries=(*entries, *behind))
 
 

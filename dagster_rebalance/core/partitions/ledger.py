@@ -43,6 +43,8 @@ class LedgerEntry(NamedTuple):
             without one.
         working_since: When a run began to work on the range, if known.
         is_early: Whether the claim was written while another batch was at work, see `Claim`.
+        is_repeat: Whether a batch with an earlier claim may have processed a part of the range. An
+            interrupted batch is no attempt, but may have stored letters.
     """
 
     range: OffsetRange
@@ -54,6 +56,7 @@ class LedgerEntry(NamedTuple):
     previous_progress: ToRequest | Exhausted | None = None
     working_since: float | None = None
     is_early: bool = False
+    is_repeat: bool = False
 
     @property
     def claim(self) -> Claim:
@@ -86,6 +89,7 @@ class LedgerEntry(NamedTuple):
             previous_batch_id="" if self.is_own else self.batch_id,
             previous_progress=previous_progress,
             is_early=self.is_early and not self.is_own,
+            is_repeat=self.is_repeat or not self.is_own or self.progress != ToRequest(),
         )
 
     def with_progress(

@@ -38,6 +38,7 @@ class BegunBatch:
         outcome: How the batch ended; None while it runs.
         is_late: Whether the batch was interrupted because it took too long.
         is_unwanted: Whether an operator has stopped one of the partitions since the batch began.
+        is_repeat: Whether an earlier batch may have processed a part of the ranges.
     """
 
     batch_id: str
@@ -48,6 +49,7 @@ class BegunBatch:
     interrupted_at: float | None = field(default=None, compare=False)
     is_late: bool = field(default=False, compare=False)
     is_unwanted: bool = field(default=False, compare=False)
+    is_repeat: bool = field(default=False, compare=False)
 
     def outcome_of(self, ended: BatchOutcome) -> BatchOutcome:
         """Return the outcome of the batch, given how its assets ended.
@@ -118,7 +120,11 @@ class BatchTracker:
             partitions = {range_.topic_partition for range_ in batch_request.ranges}
             logs = {partition: log_of(partition) for partition in partitions}
             self.at_work = BegunBatch(
-                batch_request.batch_id, batch_request.ranges, logs, begun_at=now
+                batch_request.batch_id,
+                batch_request.ranges,
+                logs,
+                begun_at=now,
+                is_repeat=batch_request.is_repeat,
             )
             self._begun[batch_request.batch_id] = (
                 *self._parts(batch_request.batch_id),

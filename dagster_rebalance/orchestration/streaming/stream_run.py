@@ -270,7 +270,6 @@ class StreamRun:
         generation = self._logs.advance(batch.logs)
         clients = "" if generation is None else f"dagster-run-{self._run.run_id}-{generation}"
         parsed = StreamBatch.parse(batch.batch_id) or StreamBatch(self._run.run_id, 0)
-        is_repeat = parsed.attempt > 1 or parsed.interruptions > 0 or parsed.part != ""
         given = (
             KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges)
             .read_by(self._reader, clients)
@@ -278,7 +277,7 @@ class StreamRun:
                 self._letter_producers,
                 run_id=self._run.run_id,
                 attempt=parsed.attempt,
-                is_repeat=is_repeat,
+                is_repeat=batch.is_repeat,
             )
         )
         outcome, error, cause = BatchOutcome.INTERRUPTED, "", FailureCause.UNKNOWN
@@ -310,7 +309,7 @@ class StreamRun:
             progress.batches += 1
             progress.offsets += given.records
             progress.left_out += given.left_out_records
-            if is_repeat and (warning := given.close_processed_letters()):
+            if batch.is_repeat and (warning := given.close_processed_letters()):
                 self._log(self._context.log.warning, warning)
             self._reports.succeed(self._work.held)
         finally:

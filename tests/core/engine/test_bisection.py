@@ -309,6 +309,16 @@ def test_revoke_in_a_bisection_waits_for_the_half_at_work_only() -> None:
     assert_exactly_once(group, {40}, 64)
 
 
+def test_part_of_a_bisected_range_is_a_repeat() -> None:
+    group = Streaming(4)
+    for _ in range(3):
+        group.step({2})
+    assert group.calls[-1] == span(0, 0, 2)
+    group.member.turn()
+    assert group.member.work.at_work is not None
+    assert group.member.work.at_work.is_repeat
+
+
 def test_half_at_work_of_a_lost_streaming_run_is_waited_for() -> None:
     group = Streaming(64)
     for _ in range(2):

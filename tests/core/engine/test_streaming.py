@@ -34,6 +34,7 @@ SETTINGS = {
     "HOLD": EngineSettings(budget=HoldBudget(30.0, 5.0)),
     "LOOKS": EngineSettings(bounds_s=0.1, idle_bounds_s=0.5),
     "SEPARATE": EngineSettings(limits=BatchLimits(max_ranges_per_run=1)),
+    "AHEAD": EngineSettings(limits=BatchLimits(max_records_per_range=5), claims_ahead=True),
 }
 
 BATCHES = """
@@ -248,9 +249,45 @@ work = 0[0,5)
 end SUCCEEDED | turn 1 | until_work 10
 work = 1[0,5)
 """
+REPEATS = """
+## new_records_are_no_repeat
+world 15 2 | stream r1 0,1 AHEAD | until_work
+repeat = False
+turn 1 4 | return
+work = 0[5,10) 1[5,10) | repeat = False
+end | until_work
+work = 0[10,15) 1[10,15) | repeat = False
+
+## batch_that_an_operator_stopped_is_repeated_after_a_resume
+world 5 | stream r1 0 | until_work | order STOP | turn 4 | end DROPPED
+order RESUME | turn 4 | until_work
+batch ~ .1 | repeat = True
+
+## other_ranges_of_a_stopped_batch_are_repeated
+world 5 2 | stream r1 0,1 | until_work | order STOP | turn 4 | end DROPPED | until_work 0.25
+work = 1[0,5) | repeat = True
+
+## batch_that_was_claimed_ahead_and_had_begun_is_repeated_by_the_next_owner
+world 5 | produce 1 0 | stream r1 0,1 AHEAD | turn | produce 1 5 | turn 2 2 | return
+work = 1[0,5) | repeat = False | early 1 = 5
+die r1 | stream r2 "" AHEAD | move r1 r2 0 1 | until_work
+work = 1[0,5) | batch = s.r2.1.1 | repeat = True
+
+## batch_of_a_run_that_left_no_outcome_is_repeated_by_the_next_owner
+world 5 | stream r1 0 | until_work | terminate r1 | stream r2 | move r1 r2 0 | until_work
+batch = s.r2.1.1 | repeat = True
+
+## failed_batch_and_interrupted_batch_are_repeated
+world 5 | stream r1 0 | until_work | end FAILED | until_work
+batch = s.r1.2.2 | repeat = True
+end INTERRUPTED | until_work
+repeat = True
+end | produce 0 5 | until_work
+work = 0[5,10) | repeat = False
+"""
 
 
-@stories(BATCHES + TAKE_OVERS + HOLDS + STOPS)
+@stories(BATCHES + TAKE_OVERS + HOLDS + STOPS + REPEATS)
 def test_streaming(story: str) -> None:
     play(story, SETTINGS)
 
