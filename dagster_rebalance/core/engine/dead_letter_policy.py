@@ -4,7 +4,8 @@ Only the first range of a partition is recorded, so no offset is skipped. A rang
 while its partition drains, after an operator cancelled its runs, or if Kafka has deleted its
 offsets. The order is: record, read the runs again, commit. If the member ends in between, the next
 owner records the range again. With `bisects`, a range is halved instead, and only a record that has
-failed alone becomes a letter.
+failed alone becomes a letter. If its letter is refused, an operator's `retry` has it processed
+again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dagster_rebalance.core.runs.progress import (
     Progress,
     Succeeded,
 )
-from dagster_rebalance.core.runs.retry import describe_failures, why_blocked
+from dagster_rebalance.core.runs.retry import NEVER, describe_failures, why_blocked
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def due_letter(owned: OwnedPartition, now: float, settings: EngineSettings) -> D
     entry, retry_s = _settled_by_letter(owned, settings), settings.retry_s
     if entry is None or not isinstance(entry.progress, Exhausted) or _is_halved(entry, settings):
         return None
+    if entry.due_at != NEVER:  # an operator has it processed again
+        return None
     is_stream = StreamBatch.parse(entry.batch_id) is not None
     command = StoreDeadLetter(
         entry.range,
@@ -57,6 +60,25 @@ def due_letter(owned: OwnedPartition, now: float, settings: EngineSettings) -> D
     if letter.is_stored or now < letter.due_at:
         return None
     return replace(letter, command=command, due_at=now + retry_s)
+
+
+def retried(owned: OwnedPartition, settings: EngineSettings) -> OwnedPartition:
+    """Return the partition with its delayed ranges due now, as an operator's `retry` requests.
+
+    A range that becomes a letter or is bisected is excluded. A bisected record whose letter was
+    refused is processed again before its letter is stored: its function may have been mended.
+    """
+    letter, first = owned.dead_letter, owned.entries[0].progress if owned.entries else None
+    is_refused = letter is not None and letter.command.is_record and letter.problem != ""
+
+    def is_retried(exhausted: Exhausted) -> bool:
+        if exhausted is first and is_refused:
+            return True
+        is_kept = settings.dead_letter_topic is None or settings.bisects
+        return is_kept and not settings.continues_after(exhausted)
+
+    tried = owned.with_all_due(is_retried)
+    return tried._replace(dead_letter=None) if is_refused else tried
 
 
 def due_halving(owned: OwnedPartition, now: float, settings: EngineSettings) -> PendingWrite | None:

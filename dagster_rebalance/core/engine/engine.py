@@ -45,11 +45,7 @@ from dagster_rebalance.core.partitions.recovery import (
 from dagster_rebalance.core.partitions.state_machine import Change, Phase
 from dagster_rebalance.core.partitions.unrecorded import NOTHING
 from dagster_rebalance.core.revokes.hold import Forecast, HeldPartitions
-from dagster_rebalance.core.runs.progress import (
-    Exhausted,
-    InFlight,
-    Succeeded,
-)
+from dagster_rebalance.core.runs.progress import InFlight, Succeeded
 from dagster_rebalance.core.runs.retry import why_not_ended, why_not_started
 from dagster_rebalance.core.runs.run_index import RunIndex
 from dagster_rebalance.core.runs.stream_batch import StreamBatch
@@ -489,15 +485,9 @@ class Engine:
             )
 
     def _retry(self, directive: Directive) -> _Commands:
-        settings = self.settings
-
-        def is_retried(exhausted: Exhausted) -> bool:
-            is_kept = settings.dead_letter_topic is None or settings.bisects
-            return is_kept and not settings.continues_after(exhausted)
-
         covered = [owned for owned in self.partitions.values() if directive.covers(owned.partition)]
         for owned in covered:
-            tried = owned.with_all_due(is_retried)
+            tried = dead_letter_policy.retried(owned, self.settings)
             is_stopped = tried.needs_operator
             self.partitions[owned.partition] = self._distrusted(tried) if is_stopped else tried
         if covered:

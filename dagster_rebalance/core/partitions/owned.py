@@ -270,7 +270,7 @@ class OwnedPartition(NamedTuple):
     def with_all_due(self, is_retried: Callable[[Exhausted], bool]) -> OwnedPartition:
         """Return the partition with its delayed ranges and refused write due now.
 
-        `is_retried` excludes exhausted ranges that become dead letters or are bisected.
+        `is_retried` selects the exhausted ranges.
         """
         pending = self.pending
         if pending is not None and pending.refused:

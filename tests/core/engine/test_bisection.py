@@ -480,3 +480,27 @@ def test_claims_have_the_state_of_the_search() -> None:
     part = Part.parse(claims[0])
     assert part is not None
     assert part.larger(span(0, 32, 48)) == (span(0, 0, 64), span(0, 32, 64))
+
+
+@FORMS
+@pytest.mark.parametrize("bad", [set(), {0}], ids=["mended", "not mended"])
+def test_retry_calls_the_function_before_a_refused_letter_is_stored(
+    form: type[Group], bad: set[int]
+) -> None:
+    group = form(1)
+    group.member.unanswered.add(commands.StoreDeadLetter)
+    for _ in range(3):
+        group.step({0})
+    (letter,) = {*group.world.kafka.letters}
+    group.member.feed(events.DeadLetterFailed(letter, "max_dead_letters allows 2"))
+    before = len(group.calls)
+    group.world.orders.append(Directive(Action.RETRY, "orders:0", "op", 1.0, "mended"))
+    group.world.wait(5, group.member)
+    group.member.unanswered.clear()  # from now on, the topic would take the letter
+    group.world.kafka.letters.clear()
+    group.member.feed(events.DeadLetterStored(letter))  # it was being stored when `retry` came
+    play(group, bad, until=1)
+    assert len(group.calls) == before + 1
+    assert letters(group) == bad
+    assert_exactly_once(group, bad, 1)
+    assert group.member.engine.partitions[tp(0)].phase is Phase.OWNED
