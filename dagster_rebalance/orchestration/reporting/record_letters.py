@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import closing
+from functools import cached_property
 from itertools import chain
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -70,24 +71,26 @@ class RecordLetters:
         # Not joined: a next owner stores the letter again unless the topic has it.
         self._wanted.put(None)
 
+    @cached_property
+    def _reader(self) -> RangeReader:
+        return self._kafka.reader()
+
     def _run(self) -> None:
-        with (
-            closing(self._kafka.reader()) as reader,
-            closing(LetterProducers(self._kafka)) as producers,
-        ):
-            producers.of(self._topic)  # connects in the background, which takes up to a second
+        with closing(LetterProducers(self._kafka)) as producers:
+            try:
+                producers.of(self._topic)  # connects in the background, which takes up to a second
+            except Exception:  # each letter tries it again, and its answer has the error
+                logger.warning("no producer for the letters of records", exc_info=True)
             while (wanted := self._wanted.get()) is not None:
-                self._answers.put(self._answer(*wanted, reader, producers))
+                self._answers.put(self._answer(*wanted, producers))
+            if "_reader" in vars(self):
+                self._reader.close()
 
     def _answer(
-        self,
-        wanted: StoreDeadLetter,
-        error: str,
-        reader: RangeReader,
-        producers: LetterProducers,
+        self, wanted: StoreDeadLetter, error: str, producers: LetterProducers
     ) -> DeadLetterStored | DeadLetterFailed:
         try:
-            self._store(wanted, error, reader, producers)
+            self._store(wanted, error, producers)
         except DagsterRebalanceError as problem:
             return DeadLetterFailed(wanted, str(problem))
         except Exception as problem:
@@ -95,14 +98,8 @@ class RecordLetters:
             return DeadLetterFailed(wanted, f"{type(problem).__name__}: {problem}")
         return DeadLetterStored(wanted)
 
-    def _store(
-        self,
-        wanted: StoreDeadLetter,
-        error: str,
-        reader: RangeReader,
-        producers: LetterProducers,
-    ) -> None:
-        message = next(chain.from_iterable(reader.read_lists([wanted.range])), None)
+    def _store(self, wanted: StoreDeadLetter, error: str, producers: LetterProducers) -> None:
+        message = next(chain.from_iterable(self._reader.read_lists([wanted.range])), None)
         if message is None:
             msg = (
                 f"Kafka has no record at {wanted.range}, so the asset raises without a record. "

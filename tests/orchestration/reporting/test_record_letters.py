@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from dagster_rebalance.core.model.commands import StoreDeadLetter
 from dagster_rebalance.core.model.errors import BrokerError
@@ -177,3 +177,39 @@ def test_record_that_cannot_be_stored_is_reported(
         assert isinstance(refused, DeadLetterFailed)
         assert reason in refused.reason
         assert isinstance(answer(letters, wanted(1)), DeadLetterStored)
+
+
+def test_letter_is_answered_although_no_client_can_be_created(
+    monkeypatch: pytest.MonkeyPatch, producer: FakeProducer
+) -> None:
+    """As without a token of an OAuth server; the client is created for each letter again."""
+    calls: list[str] = []
+
+    def fail_twice(_: object) -> FakeProducer:
+        calls.append("create")
+        if len(calls) <= 2:
+            raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "no thread"))
+        return producer
+
+    given = {"make_producer": fail_twice}
+    monkeypatch.setattr(DeadLetterProducer.__init__, "__kwdefaults__", given)
+    with member() as letters:
+        refused = answer(letters, wanted(7))
+        assert isinstance(refused, DeadLetterFailed)
+        assert "no thread" in refused.reason
+        assert answer(letters, wanted(7)) == DeadLetterStored(wanted(7))
+
+
+@pytest.mark.usefixtures("producer")
+def test_letter_is_answered_although_no_reader_can_be_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: object) -> None:
+        msg = "the secret is missing"
+        raise ValueError(msg)
+
+    monkeypatch.setattr(Kafka, "reader", fail)
+    with member() as letters:
+        refused = answer(letters, wanted(7))
+        assert isinstance(refused, DeadLetterFailed)
+        assert "the secret is missing" in refused.reason
