@@ -150,15 +150,17 @@ def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> P
 
 def why_obsolete(owned: OwnedPartition, entry: LedgerEntry, progress: Progress) -> str | None:
     """Return a note if a run succeeded on a range after its letter was stored."""
+    letter = owned.dead_letter
     if (
-        entry.completed_by is not None
+        letter is None
+        or entry.completed_by is not None
         or not isinstance(progress, Succeeded)
         or not _is_stored(owned, entry.range)
     ):
         return None
     return (
         f"run {progress.run_id} has succeeded on {entry.range} after all: the record with the key "
-        f"{entry.range.key} in the dead-letter topic is obsolete"
+        f"{letter.command.key} in the dead-letter topic is obsolete"
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from dagster_rebalance.core.model.claims import LEFT_OUT
 from dagster_rebalance.core.model.commit_parts import NO_COMMITS
+from dagster_rebalance.core.model.letters import record_letter_key
 from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import is_same_commit, names_of
 from dagster_rebalance.core.model.run_snapshot import format_runs
@@ -352,6 +353,14 @@ class StoreDeadLetter:
     run_ids: tuple[str, ...]
     is_record: bool = False
     error: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> str:
+        """The Kafka key of the letter."""
+        range_ = self.range
+        if not self.is_record:
+            return range_.key
+        return record_letter_key(range_.topic, range_.partition, range_.start)
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,6 +375,20 @@ def test_next_owner_stores_the_letter_after_a_crash_behind_it() -> None:
     assert {letter.range for letter in group.world.kafka.letters} == {span(0, 0, 1)}
 
 
+def test_obsolete_letter_of_a_record_is_named_by_its_key() -> None:
+    group = PerBatch(1)
+    group.member.unanswered.add(commands.StoreDeadLetter)
+    for _ in range(3):
+        group.step({0})
+    (letter,) = {*group.world.kafka.letters}
+    (entry,) = group.member.engine.partitions[tp(0)].entries
+    again = group.world.dagster.add(entry.batch_id, (span(0, 0, 1),))
+    group.member.feed(events.DeadLetterStored(letter), lambda: group.world.succeed(again))
+    group.world.wait(2, group.member)
+    notes = [one.text for one in group.member.done if isinstance(one, commands.Note)]
+    assert any("the record with the key orders-0-0 in the dead-letter" in note for note in notes)
+
+
 def test_operator_that_cancels_a_half_stops_the_partition() -> None:
     group = PerBatch(64)
     for _ in range(2):

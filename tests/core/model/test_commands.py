@@ -7,8 +7,9 @@ from typing import get_args
 import pytest
 
 from dagster_rebalance.core.model import commands
+from dagster_rebalance.core.model.letters import Letter, LetterKind
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata
-from tests.core.world import tp
+from tests.core.world import span, tp
 
 
 def test_each_command_has_a_distinct_phrase() -> None:
@@ -16,6 +17,14 @@ def test_each_command_has_a_distinct_phrase() -> None:
     phrases = [command.doing for command in kinds]
     assert len(set(phrases)) == len(kinds)
     assert not [phrase for phrase in phrases if not phrase.split()[0].endswith("ing")]
+
+
+@pytest.mark.parametrize("kind", LetterKind)
+def test_command_has_the_key_of_its_letter(kind: LetterKind) -> None:
+    range_ = span(0, 9, 10)
+    is_record = kind is LetterKind.RECORD
+    command = commands.StoreDeadLetter(range_, 1, "b1", ("run1",), is_record=is_record)
+    assert command.key == Letter(range_, "bad", kind=kind).key
 
 
 @pytest.mark.parametrize(
