@@ -11,7 +11,7 @@ from confluent_kafka import Message, Producer
 from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance import build_kafka_batch_defs
+from dagster_rebalance import RecordFilter, build_kafka_batch_defs
 from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.letters import LetterKind, LetterState, StateChange
@@ -24,6 +24,7 @@ from dagster_rebalance.orchestration.operators.requests import Reruns
 from dagster_rebalance.orchestration.per_batch import batch_sensor
 from dagster_rebalance.orchestration.per_batch.hosted_members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
+from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
@@ -316,6 +317,32 @@ def test_record_of_a_recreated_topic_is_not_replayed_instead_of_its_letter(groun
     (result,) = ground.replay()
     assert result.success
     assert positions(ground.read) == [(3, b"copy")]
+
+
+def test_letter_whose_record_only_leaves_out_is_not_replayed(ground: Ground) -> None:
+    """Without the plan of the job, too: the command line does not know `only`."""
+    ward, letters = ground.ward, [ground.record(3), ground.record(12), ground.failed_range(5, 8)]
+    ward.store(*letters)
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=ward.kafka.bootstrap_servers,
+        group_id=ward.orders,
+        topics=[ward.orders],
+        dead_letter_topic=ward.letters,
+        only=RecordFilter(header_equals={"n": "12"}),
+    )
+    request = LetterRequest((), everything=True, containing="", by="ada", why="the fix")
+    selected = plan_replay(ground.instance, kafka, request).selection
+    assert [range_.start for range_ in selected.ranges] == [5, 12]
+    (left_out,) = selected.left_out
+    assert (left_out.range, "`only`" in left_out.why) == (letters[0].range, True)
+
+    ward.resource = kafka
+    ground.defs = build_kafka_batch_defs(kafka=kafka, assets=[ground._asset()], name=ground.name)
+    (result,) = ground.replay(letters[0].key, letters[1].key)
+    assert result.success
+    assert positions(ground.read) == [(12, b"v12")]
+    ground.tick()
+    assert [ground.states()[one.key] for one in letters[:2]] == ["open", "replayed"]
 
 
 def test_letters_that_kafka_does_not_take_are_marked_by_the_next_tick(

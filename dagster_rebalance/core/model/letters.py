@@ -406,6 +406,8 @@ class LetterFold:
         malformed: The number of records that are neither a letter nor a state.
         malformed_shown: The first of them, with their problem.
         others: The number of records of letters of other groups.
+        left_out: The positions of letters whose record the group does not process. The reader of
+            the topic adds them.
     """
 
     group_id: str = ""
@@ -415,6 +417,7 @@ class LetterFold:
     malformed: int = 0
     malformed_shown: list[str] = field(default_factory=list)
     others: int = 0
+    left_out: set[Place] = field(default_factory=set)
 
     def add(self, place: Place, found: Letter | StateChange | Malformed) -> None:
         """Apply a parsed record."""

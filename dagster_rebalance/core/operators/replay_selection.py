@@ -44,12 +44,14 @@ class GroupPositions(NamedTuple):
         committed: The committed offset of each partition of the group, None without one.
         bounds: The bounds of the logs of these partitions.
         recorded: The ranges that the group has recorded as dead letters.
+        left_out: The ids of letters whose record `only` leaves out.
     """
 
     group_id: str
     committed: Mapping[TopicPartition, int | None]
     bounds: Mapping[TopicPartition, Bounds]
     recorded: Collection[OffsetRange] = ()
+    left_out: Collection[str] = ()
 
 
 def select_letters(
@@ -131,6 +133,8 @@ def _why_not(letter: Letter, group: GroupPositions, of_group: Sequence[RunSnapsh
         return f"it is a letter of group {letter.group_id}"
     if partition not in group.committed:
         return f"group {group.group_id} does not read this partition"
+    if letter.id in group.left_out:
+        return "`only` of the group leaves out its record: change `only`, or discard it"
     return (
         why_left_out(ProcessedRange(range_, 0.0), group.committed[partition], of_group)
         or (_why_no_range(range_, group) if letter.kind is LetterKind.RANGE else "")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.letters import Letter, LetterEntry
+    from dagster_rebalance.core.model.letters import Letter, LetterFold
     from dagster_rebalance.orchestration.operators.requests import RerunPlan
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
@@ -70,8 +70,8 @@ class LetterRequest(NamedTuple):
     why: str
     topic: str = ""
 
-    def chosen(self, topic: DeadLetterTopic) -> list[LetterEntry]:
-        """Return the letters.
+    def chosen(self, topic: DeadLetterTopic) -> tuple[list[Letter], LetterFold]:
+        """Return the letters, and all letters of the topic.
 
         Raises:
             BrokerError: Kafka did not answer, or there is no such topic.
@@ -82,14 +82,16 @@ class LetterRequest(NamedTuple):
                 msg = f"give {what}, which others see with the letters"
                 raise ConfigurationError(msg)
         check_lengths(self.by, self.why)
-        return chosen_letters(
-            topic.read().entries,
+        fold = topic.read()
+        entries = chosen_letters(
+            fold.entries,
             self.keys,
             everything=self.everything,
             containing=self.containing,
             topic=topic.name,
             group_id=topic.group_id,
         )
+        return [entry.letter for entry in entries if entry.letter is not None], fold
 
 
 def letters_text(topic: DeadLetterTopic) -> str:
@@ -133,9 +135,8 @@ def plan_replay(
         ConfigurationError: See `LetterRequest.chosen`; or no letter can be replayed.
     """
     topic = DeadLetterTopic(kafka, request.topic)
-    letters = [entry.letter for entry in request.chosen(topic) if entry.letter is not None]
     return Reruns(instance, kafka).plan_letters(
-        letters,
+        *request.chosen(topic),
         topic.name,
         by=request.by.strip(),
         reason=request.why.strip(),
@@ -151,7 +152,7 @@ def plan_discard(kafka: KafkaConsumerResource, request: LetterRequest) -> Discar
         ConfigurationError: See `LetterRequest.chosen`.
     """
     topic = DeadLetterTopic(kafka, request.topic)
-    letters = [entry.letter for entry in request.chosen(topic) if entry.letter is not None]
+    letters, _ = request.chosen(topic)
     return DiscardPlan(letters, topic, request.by.strip(), request.why.strip())
 
 

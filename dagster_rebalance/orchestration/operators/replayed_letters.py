@@ -32,7 +32,7 @@ def mark_replayed(
     """Mark the letters of a batch whose run has succeeded; return a message, or "".
 
     These are the open letters of ranges and of records in the ranges of the batch, without those
-    whose record the run has set aside again. A repeated call changes nothing.
+    whose record the run has set aside again, or `only` leaves out. A repeated call changes nothing.
 
     Raises:
         BrokerError: Kafka did not answer, or refused. Call this again. For another rerun than a
@@ -60,11 +60,12 @@ def _mark(
     kafka: KafkaConsumerResource, batch: RerunBatch, run_id: str, still_open: frozenset[str]
 ) -> None:
     rerun, topic = batch.rerun, DeadLetterTopic(kafka, batch.rerun.letters)
-    now_ms = round(time.time() * 1000)
+    now_ms, fold = round(time.time() * 1000), topic.read()
     found = [
         letter
-        for entry in letters_in(batch.ranges, topic.read().entries.values())
+        for entry in letters_in(batch.ranges, fold.entries.values())
         if (letter := entry.letter) is not None
+        and entry.place not in fold.left_out
         and (letter.kind is LetterKind.RANGE or letter.key not in still_open)
     ]
     if found:

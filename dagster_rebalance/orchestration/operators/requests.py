@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-    from dagster_rebalance.core.model.letters import Letter
+    from dagster_rebalance.core.model.letters import Letter, LetterFold
     from dagster_rebalance.core.model.offsets import Bounds, OffsetRange
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
@@ -270,12 +270,20 @@ class Reruns:
         return RerunPlan(selected, batches)
 
     def plan_letters(
-        self, letters: Sequence[Letter], topic: str, *, by: str, reason: str, runs_at_once: int
+        self,
+        letters: Sequence[Letter],
+        fold: LetterFold,
+        topic: str,
+        *,
+        by: str,
+        reason: str,
+        runs_at_once: int,
     ) -> RerunPlan:
         """Return the ranges that a replay of dead letters would process. Nothing is written.
 
         Args:
             letters: Open letters.
+            fold: All letters of their topic.
             topic: Their topic.
             by: The operator.
             reason: The reason.
@@ -297,6 +305,7 @@ class Reruns:
                 committed,
                 bounds,
                 recorded_letters(self._instance, self._assets.offsets, failed),
+                {one.id for one in letters if fold.entries[one.id].place in fold.left_out},
             ),
             self._runs.read((), with_live=True),
             self._store.read(),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from dagster_rebalance.core.batches.record_filter import RecordPredicate
     from dagster_rebalance.core.model.letters import LetterEntry, Malformed, StateChange
     from dagster_rebalance.core.model.offsets import Bounds
     from dagster_rebalance.core.reporting.open_letters import OpenLetters
@@ -155,10 +156,12 @@ class DeadLetterTopic:
         Raises:
             BrokerError: Kafka did not answer, or there is no such topic.
         """
-        fold = LetterFold(self._kafka.group_id, keeps_values=False)
+        fold, only = LetterFold(self._kafka.group_id, keeps_values=False), self._kafka.predicate()
         with closing(self._kafka.letter_reader()) as reader:
             for place, found in parsed_records(reader.read_topic(self.name, since_ms=since_ms)):
                 fold.add(place, found)
+                if only is not None and isinstance(found, Letter) and not _passes(found, only):
+                    fold.left_out.add(place)
         return fold
 
     def with_records(self, entries: Iterable[LetterEntry]) -> Iterator[Letter]:
@@ -212,6 +215,26 @@ class DeadLetterTopic:
                         f"{self.name}: {delivery.problem}"
                     )
                     raise BrokerError(msg, retriable=is_late)
+
+
+class _Copy:
+    """The copy of a record in its letter."""
+
+    def __init__(self, letter: Letter) -> None:
+        self._letter = letter
+
+    def key(self) -> bytes | None:
+        return self._letter.record_key
+
+    def value(self) -> bytes | None:
+        return self._letter.value
+
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        return self._letter.headers
+
+
+def _passes(letter: Letter, only: RecordPredicate) -> bool:
+    return letter.kind is LetterKind.RANGE or only.passes(_Copy(letter))
 
 
 def parsed_records(

@@ -47,6 +47,7 @@ def chosen(*letters: Letter, **more: Any) -> Selection:  # noqa: ANN401 - facts 
         more.get("committed", {tp(0): 30}),
         {tp(0): more.get("log", Bounds(0, 100)), tp(1): Bounds(0, 100)},
         more.get("recorded", [letter.range for letter in letters]),
+        more.get("left_out", ()),
     )
     return select_letters(letters, group, more.get("runs", ()), more.get("planned", ()))
 
@@ -66,6 +67,7 @@ def test_letters_become_their_ranges_in_order() -> None:
     [
         (record(7, group_id="other"), {}, "it is a letter of group other"),
         (record(7, 1), {}, "group shop does not read this partition"),
+        (record(7), {"left_out": {record(7).id}}, "`only` of the group leaves out its record"),
         (record(7), {"committed": {tp(0): None}}, "the group has no committed offset"),
         (record(30), {}, "the group is at offset 30, so it will process"),
         (failed(29, 31), {}, "the group is at offset 30, so it will process"),
