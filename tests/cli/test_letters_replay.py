@@ -270,6 +270,17 @@ def test_replay_of_a_range_closes_the_letters_of_its_records(ground: Ground) -> 
     }
 
 
+def test_range_is_not_replayed_over_a_record_that_was_replayed_before(ground: Ground) -> None:
+    whole, one = ground.failed_range(5, 8), ground.record(6)
+    ground.ward.store(whole, one)
+    (result,) = ground.replay(one.key)
+    assert result.success
+    ground.tick()
+    with pytest.raises(ConfigurationError, match="was replayed alone"):
+        ground.replay(whole.key)
+    assert ground.states() == {whole.key: "open", one.key: "replayed"}
+
+
 def test_replay_that_is_refused_changes_no_letter(ground: Ground) -> None:
     whole, one = ground.failed_range(10, 15), ground.record(12)
     ground.ward.store(whole, one)

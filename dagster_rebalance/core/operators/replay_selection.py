@@ -2,7 +2,9 @@
 
 The range of a letter of a record is its offset. The group has committed it, as a part of a larger
 range whose output lacks the record, so the replay adds an output with the key of the smaller range.
-The range of a letter of a range has no output, or that of a failed attempt, which is replaced.
+The range of a letter of a range has no output, or that of a failed attempt, which is replaced. If
+a record of it was replayed before, that record has an output with the key of the smaller range, so
+the range is left out.
 
 A letter proves nothing, because other programs may write to its topic. A letter of a range is
 replayed only if the group has recorded it. A letter of a record can cause that record to be
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from dagster_rebalance.core.model.directives import selector_of
 from dagster_rebalance.core.model.errors import ConfigurationError
 from dagster_rebalance.core.model.letters import LetterKind
 from dagster_rebalance.core.model.run_snapshot import format_runs
@@ -45,6 +48,7 @@ class GroupPositions(NamedTuple):
         bounds: The bounds of the logs of these partitions.
         recorded: The ranges that the group has recorded as dead letters.
         left_out: The ids of letters whose record `only` leaves out.
+        replayed: The ranges of length 1 of the records whose letters were replayed.
     """
 
     group_id: str
@@ -52,6 +56,7 @@ class GroupPositions(NamedTuple):
     bounds: Mapping[TopicPartition, Bounds]
     recorded: Collection[OffsetRange] = ()
     left_out: Collection[str] = ()
+    replayed: Iterable[OffsetRange] = ()
 
 
 def select_letters(
@@ -71,7 +76,8 @@ def select_letters(
     for run in live:
         for partition in {r.topic_partition for r in run.ranges if not rerun_of(run.batch_id)}:
             of_group.setdefault(partition, []).append(run)
-    chosen, ranges, left_out = DisjointRanges(), [], []
+    chosen, replayed = DisjointRanges(), DisjointRanges(sorted(group.replayed))
+    ranges, left_out = [], []
     # Ranges first: a record of a range that failed later may have a letter of its own.
     for letter in sorted(letters, key=lambda one: (one.kind is LetterKind.RECORD, one.range)):
         range_ = letter.range
@@ -79,6 +85,8 @@ def select_letters(
         why = _why_not(letter, group, working) or reruns.why_not(range_)
         if not why and (others := chosen.overlapping(range_)):
             why = f"the letter of {others[0]} includes it"
+        if not why and letter.kind is LetterKind.RANGE:
+            why = _why_doubled(range_, replayed)
         if why:
             left_out.append(LeftOut(range_, why))
         else:
@@ -155,6 +163,17 @@ def _why_no_range(range_: OffsetRange, group: GroupPositions) -> str:
             "program may have written it"
         )
     return ""
+
+
+def _why_doubled(range_: OffsetRange, replayed: DisjointRanges) -> str:
+    found = replayed.overlapping(range_)
+    if not found:
+        return ""
+    return (
+        f"the letter of {found[0]} was replayed alone, so its output would be doubled: delete that "
+        f"output, and use dagster-rebalance rerun {selector_of(range_.topic_partition)} "
+        f"--from-offset {range_.start} --until-offset {range_.until}"
+    )
 
 
 def _why_cut(range_: OffsetRange, log: Bounds) -> str:

@@ -21,7 +21,7 @@ from dagster_rebalance.core.model.directives import (
     resume_command,
 )
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
-from dagster_rebalance.core.model.letters import LetterKind
+from dagster_rebalance.core.model.letters import LetterKind, LetterState
 from dagster_rebalance.core.model.offsets import TopicPartition, names_of, parse_partitions
 from dagster_rebalance.core.operators.replay_selection import GroupPositions, select_letters
 from dagster_rebalance.core.operators.rerun_schedule import steps
@@ -298,6 +298,11 @@ class Reruns:
         named = {letter.range.topic_partition for letter in letters}
         committed, bounds = self._positions([one for one in known if one in named])
         failed = {letter.range for letter in letters if letter.kind is LetterKind.RANGE}
+        replayed = [
+            entry.letter.range
+            for entry in fold.in_state(LetterState.REPLAYED)
+            if entry.letter is not None and entry.letter.kind is LetterKind.RECORD
+        ]
         selected = select_letters(
             letters,
             GroupPositions(
@@ -306,6 +311,7 @@ class Reruns:
                 bounds,
                 recorded_letters(self._instance, self._assets.offsets, failed),
                 {one.id for one in letters if fold.entries[one.id].place in fold.left_out},
+                replayed,
             ),
             self._runs.read((), with_live=True),
             self._store.read(),

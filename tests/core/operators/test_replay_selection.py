@@ -48,6 +48,7 @@ def chosen(*letters: Letter, **more: Any) -> Selection:  # noqa: ANN401 - facts 
         {tp(0): more.get("log", Bounds(0, 100)), tp(1): Bounds(0, 100)},
         more.get("recorded", [letter.range for letter in letters]),
         more.get("left_out", ()),
+        more.get("replayed", ()),
     )
     return select_letters(letters, group, more.get("runs", ()), more.get("planned", ()))
 
@@ -74,6 +75,7 @@ def test_letters_become_their_ranges_in_order() -> None:
         (record(7), {"log": Bounds(0, 7)}, "Kafka's log ends at 7: it was truncated"),
         (failed(5, 9), {"log": Bounds(6, 100)}, "has deleted its records .the log begins at 6."),
         (failed(5, 9), {"recorded": []}, "Dagster has no record of this dead letter of group"),
+        (failed(5, 9), {"replayed": [span(0, 7, 8)]}, "rerun orders:0 --from-offset 5 --until-o"),
         (record(7), {"runs": [run("b-1", span(0, 0, 10))]}, "run 12345678 of the group may be"),
         (record(7), {"runs": [run("r.xyz.1", span(0, 0, 10))]}, "run 12345678 already includes"),
         (
@@ -103,6 +105,11 @@ def test_finished_runs_and_runs_on_other_offsets_exclude_nothing() -> None:
     ]
     planned = [RerunBatch(REPLAY, 1, (span(0, 10, 20),))]
     assert chosen(record(7), runs=runs, planned=planned).ranges == (span(0, 7, 8),)
+
+
+def test_replayed_record_excludes_only_ranges_that_include_it() -> None:
+    letters, replayed = [failed(5, 9), record(12)], [span(0, 12, 13), span(0, 9, 10), span(1, 7, 8)]
+    assert chosen(*letters, replayed=replayed).ranges == (span(0, 5, 9), span(0, 12, 13))
 
 
 def test_letter_of_a_range_includes_those_of_its_records() -> None:
