@@ -129,23 +129,30 @@ class DeadLetterProducer:
         return ended
 
     def store(self, letters: Iterable[LetterRecord]) -> None:
-        """Store letters, and wait until all of them are stored.
+        """Store letters, and wait until the delivery of each has ended.
 
         Each delivery ends within the timeout of the client.
+
+        Raises:
+            BrokerError: A letter was not stored.
         """
+        while self._in_flight:  # of a call that was interrupted
+            self.deliveries(_DELIVERY_SLICE_S)
         in_flight = set()
         for letter in letters:
             self.send(*letter)
             in_flight.add(letter.key)
+        failed = []
         while in_flight:
-            for delivery in self.deliveries(_DELIVERY_SLICE_S):
-                in_flight.discard(delivery.key)
-                if delivery.problem:
-                    msg = (
-                        f"the dead letter {delivery.key} could not be stored in topic "
-                        f"{self.topic}: {delivery.problem}. Nothing was committed"
-                    )
-                    raise BrokerError(msg)
+            ended = self.deliveries(_DELIVERY_SLICE_S)
+            in_flight.difference_update(delivery.key for delivery in ended)
+            failed += [delivery for delivery in ended if delivery.problem]
+        for delivery in failed[:1]:
+            msg = (
+                f"the dead letter {delivery.key} could not be stored in topic {self.topic}: "
+                f"{delivery.problem}. Nothing was committed"
+            )
+            raise BrokerError(msg)
 
     def close(self) -> None:
         """Drop the records in flight; the next owner of their ranges sends them again."""
@@ -159,10 +166,13 @@ class DeadLetterProducer:
     def _end(self, key: str, error: KafkaError | None) -> None:
         if key not in self._in_flight:
             return  # from a dropped client
-        self._in_flight.remove(key)
-        self._ended.append(Delivery(key, "" if error is None else self._problem(error)))
+        ended = {key}
         if error is not None and is_final(error):
             self._producer = None  # this client never sends again; `send` creates another one
+            ended |= self._in_flight
+        self._in_flight -= ended
+        problem = "" if error is None else self._problem(error)
+        self._ended += [Delivery(one, problem) for one in sorted(ended)]
 
     def _end_all(self, error: KafkaError) -> None:
         """End all records in flight and drop the client after a fatal error.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from dagster_rebalance.core.model.errors import ConfigurationError
+from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.model.letters import LetterRecord
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer, Delivery
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
@@ -164,6 +165,37 @@ def test_fatal_error_of_a_poll_ends_all_records_in_flight() -> None:
     assert "ACLs WRITE and DESCRIBE" in delivery.problem
     stage.letters.send("k", "v")
     assert len(stage.clients) == 2
+
+
+def test_fatal_error_of_a_delivery_ends_all_records_in_flight() -> None:
+    """The client that would report the others is dropped."""
+    stage = Stage()
+    stage.letters.send("a", "v")
+    stage.client.end(KafkaError(KafkaError._FATAL, "epoch lost", fatal=True))
+    stage.letters.send("b", "v")
+    assert [one.key for one in stage.letters.deliveries()] == ["a", "b"]
+    stage.letters.send("b", "v")
+    assert len(stage.clients) == 2
+
+
+def test_refused_letter_leaves_none_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later call would get its error, or would not send a change of its state."""
+    stage = Stage()
+    sent: list[str] = []
+    errors: list[KafkaError | None] = [KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None, None]
+    real = stage.client.poll
+
+    def poll(timeout: float) -> int:
+        key = stage.client.sent[len(sent)][1]
+        sent.append(key)
+        stage.letters._end(key, errors.pop(0))
+        return real(0)
+
+    monkeypatch.setattr(stage.client, "poll", poll)
+    with pytest.raises(BrokerError, match="letter a could not be stored"):
+        stage.letters.store([LetterRecord("a", b"", []), LetterRecord("b", b"", [])])
+    stage.letters.store([LetterRecord("b", b"", [])])
+    assert sent == ["a", "b", "b"]
 
 
 def test_fatal_error_of_close_is_not_raised() -> None:
