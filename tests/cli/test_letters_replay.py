@@ -12,10 +12,12 @@ from confluent_kafka import TopicPartition as Partition
 from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance import RecordFilter, build_kafka_batch_defs
+from dagster_rebalance.core.model.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.model.commands import RecordCommit
 from dagster_rebalance.core.model.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.model.letters import LetterKind, LetterState, StateChange
 from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.model.run_snapshot import BatchRequest
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration import builders
 from dagster_rebalance.orchestration.operators.letters import LetterRequest, plan_replay
@@ -26,12 +28,15 @@ from dagster_rebalance.orchestration.per_batch.hosted_members import Members
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
+from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.storage.member_lease import NO_MEMBER
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.orchestration.storage.run_tags import (
     RERUN_BY_TAG,
     RERUN_TAG,
     SET_ASIDE_TAG,
+    run_config,
+    run_tags,
 )
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.cli.command_line import invoke
@@ -302,13 +307,51 @@ def test_rerun_closes_the_letters_of_its_records(ground: Ground) -> None:
     batch = RerunBatch(
         Rerun("abc", "ada", "the fix", 0.0), 1, (OffsetRange(ground.ward.orders, 0, 0, 10),)
     )
+    old = replace(ground.record(5), timestamp_ms=AT_MS - 1, time_ms=AT_MS - 1)
+    ground.ward.store(old)
     said = mark_replayed(ground.instance, ground.ward.resource, batch, run.run_id)
     assert "set records aside, whose letters stay open" in said
-    assert [*ground.states().values()].count("open") == 2
+    assert [*ground.states().values()].count("open") == 3
+    assert ground.states()[old.key] == "open", "of a log that was recreated since"
     assert ground.states()[letters[0].key] == "replayed"
 
     away = ground.ward.resource.model_copy(update={"dead_letter_topic": "no-such-topic"})
     assert "are still open" in mark_replayed(ground.instance, away, batch, run.run_id)
+
+
+def test_run_of_some_assets_closes_no_letters(ground: Ground) -> None:
+    """Others may have set the records aside in an earlier attempt."""
+
+    @dg.asset(required_resource_keys={"kafka_batch"})
+    def first() -> None: ...
+
+    @dg.asset(required_resource_keys={"kafka_batch"})
+    def second() -> None: ...
+
+    kafka, letter = ground.ward.resource, ground.record(3)
+    ground.ward.store(letter)
+    whole = OffsetRange(ground.ward.orders, 0, 0, RECORDS)
+    claimed = encode(StoredPartition(0, (Claim(RECORDS, "b-9"),)))
+    before = OffsetAndMetadata(RECORDS)
+    kafka.group().move({ground.partition: claimed}, shown={ground.partition: before})
+    job = build_kafka_batch_defs(
+        kafka=kafka, assets=[first, second], name=ground.name
+    ).resolve_job_def(ground.name)
+
+    def run(**selection: Any) -> None:  # noqa: ANN401 - of Dagster
+        request = BatchRequest("b-9", 2, (whole,))
+        result = job.execute_in_process(
+            instance=ground.instance,
+            tags=run_tags(request, ground.ward.orders),
+            run_config=run_config(request, "kafka_batch"),
+            **selection,
+        )
+        RunLedger(ground.instance, ground.ward.orders).end_dead(result.run_id, "")
+
+    run(asset_selection=[dg.AssetKey("second")])
+    assert ground.states() == {letter.key: "open"}
+    run()
+    assert ground.states() == {letter.key: "replayed"}
 
 
 def test_letter_that_is_discarded_before_its_run_is_not_processed(ground: Ground) -> None:

@@ -8,12 +8,14 @@ an earlier attempt set aside, it marks the letter as replayed, so that no replay
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dagster_rebalance.core.model.errors import (
@@ -31,6 +33,7 @@ from dagster_rebalance.core.model.letters import (
 )
 from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
+from dagster_rebalance.kafka.reading.range_reader import DEFAULT_TIMEOUT_S
 from dagster_rebalance.orchestration.resources.letter_topic import LetterTail, parsed_records
 
 if TYPE_CHECKING:
@@ -195,6 +198,8 @@ class BatchLetters:
         self._known: dict[str, _KnownLetters] = {}
         self._counted: set[str] = set()
         self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._shared = mmap.mmap(-1, 1)  # with processes that this one forks
 
     @property
     def count(self) -> int:
@@ -205,6 +210,11 @@ class BatchLetters:
     def keys(self) -> tuple[str, ...]:
         """The keys of the letters."""
         return tuple(key for keys in self._stored.values() for key in sorted(keys))
+
+    @property
+    def has_letters_of_children(self) -> bool:
+        """Whether processes that this one has forked have set records aside."""
+        return bool(self._shared[0])
 
     def store(self, letters: Iterable[Letter], topic: str) -> int:
         """Store letters, and return their number after all of them are stored."""
@@ -222,13 +232,21 @@ class BatchLetters:
 
         Raises:
             BrokerError: Kafka did not answer, or refused.
+            IllegalStateError: Processes that this one has forked have set records aside.
         """
+        if self.has_letters_of_children:
+            msg = "a worker process has set records aside, and only that process knows which"
+            raise IllegalStateError(msg)
         stamp = self._stamp(int(time.time() * 1000))
         kept = self._stored.get(topic, set())
-        found = self._open_letters(topic, stamp.group_id)
+        found = [
+            letter
+            for key, letter in self._open_letters(topic, stamp.group_id).items()
+            if key not in kept and self._has(letter.range)
+        ]
         changes = [
             StateChange(
-                key,
+                letter.key,
                 LetterState.REPLAYED,
                 "dagster_rebalance",
                 f"attempt {stamp.attempt} on its range has processed the record",
@@ -236,8 +254,7 @@ class BatchLetters:
                 stamp.run_id,
                 group_id=stamp.group_id,
             )
-            for key, letter in found.items()
-            if key not in kept and self._has(letter.range)
+            for letter in with_their_records(found, self._reader)
         ]
         if changes:
             self._producers.of(topic).store(change.record for change in changes)
@@ -272,6 +289,8 @@ class BatchLetters:
     def _store(self, chunk: Sequence[Letter], topic: str) -> None:
         if not self._stored:
             self._on_first()
+        if os.getpid() != self._pid:
+            self._shared[0] = 1
         stored = self._stored.setdefault(topic, set())
         new = {letter.key: letter for letter in chunk if letter.key not in stored}
         stamp = self._stamp(int(time.time() * 1000))
@@ -366,6 +385,29 @@ class BatchLetters:
             for entry in fold.in_state(*states)
             if entry.letter is not None and entry.letter.kind is LetterKind.RECORD
         }
+
+
+def with_their_records(
+    letters: Iterable[Letter], reader: RangeReader, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Iterator[Letter]:
+    """Yield the letters whose record is still at its offset, as far as timestamps tell.
+
+    If a log was recreated, the letters from before that have other records. So of each partition,
+    the records of the oldest letters are read until one is that of its letter, or cannot be read.
+    """
+
+    def is_of_other(letter: Letter) -> bool:
+        try:
+            found = list(reader.read([letter.range], timeout_s))
+        except BrokerError:  # retention has deleted it since
+            return False
+        return not all(letter_of(message, "").is_of_same_record(letter) for message in found)
+
+    of_partition: dict[TopicPartition, list[Letter]] = {}
+    for letter in letters:
+        of_partition.setdefault(letter.range.topic_partition, []).append(letter)
+    for own in of_partition.values():
+        yield from dropwhile(is_of_other, sorted(own, key=lambda letter: letter.time_ms or 0))
 
 
 def _chunks(letters: Iterable[Letter]) -> Iterator[list[Letter]]:

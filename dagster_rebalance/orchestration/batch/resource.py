@@ -63,6 +63,7 @@ from dagster_rebalance.orchestration.resources.hardcoded_secrets import (
 )
 from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource, RecordFilter
 from dagster_rebalance.orchestration.resources.registry import Encoding
+from dagster_rebalance.orchestration.runs.coverage import Coverage
 from dagster_rebalance.orchestration.runs.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs.run_ledger import RunLedger
 from dagster_rebalance.orchestration.runs.signals import Interruptions, isolate_forks
@@ -81,6 +82,7 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     format_range,
     parse_ranges,
     record_run_event,
+    set_aside_of,
 )
 from dagster_rebalance.outputs.publication import note_failed_ranges
 from dagster_rebalance.spark.spark_jobs import jvm_has_died
@@ -101,11 +103,6 @@ _MOST_NAMED = 100
 def _parsed(texts: tuple[str, ...]) -> Mapping[OffsetRange, None]:
     """Return the ranges of a batch, in order: an asset may ask for each of a thousand ranges."""
     return dict.fromkeys(parse_ranges(texts))
-
-
-def _has_failed(instance: dg.DagsterInstance, run_id: str) -> bool:
-    """Whether a step of a run has failed."""
-    return bool(instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE))
 
 
 def _has_columns(records: object) -> bool:
@@ -166,6 +163,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     _spark_clients: str = PrivateAttr(default="")
     _interruptions: Interruptions | None = PrivateAttr(default=None)
     _letters: BatchLetters | None = PrivateAttr(default=None)
+    _letter_topics: set[str] = PrivateAttr(default_factory=set)
     _replayed_topic: str = PrivateAttr(default="")
     _replayed: GivenMessages | None = PrivateAttr(default=None)
     _passed: PassedRecords | None = PrivateAttr(default=None)
@@ -408,9 +406,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         from dagster_rebalance.spark import decoded_frame as in_spark
 
-        decoding = Decoding.of(
-            self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable
-        )
+        decoding = self._decoding(key, value, dead_letters, keep_undecodable)
         wanted = self.chosen(ranges)
         frame = self.dataframe(
             spark, ranges=wanted, options={**(options or {}), "includeHeaders": "true"}
@@ -424,6 +420,17 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             found = in_spark.undecodable_records(frame, decoders)
             self._store(letters_at(found, self._read_again), dead_letters)
         return in_spark.decoded_frame(frame, decoders, decoding.on_undecodable)
+
+    def _decoding(
+        self,
+        key: Encoding | None,
+        value: Encoding | None,
+        dead_letters: str | None,
+        keep_undecodable: bool,  # noqa: FBT001 - as in the callers
+    ) -> Decoding:
+        if dead_letters is not None:
+            self._letter_topics.add(dead_letters)
+        return Decoding.of(self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable)
 
     def messages(
         self,
@@ -611,9 +618,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             UndecodableError: A record cannot be decoded, without `dead_letters` and
                 `keep_undecodable`.
         """
-        decoding = Decoding.of(
-            self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable
-        )
+        decoding = self._decoding(key, value, dead_letters, keep_undecodable)
         wanted = self.chosen(ranges)
         messages = self.messages(wanted, timeout_s=timeout_s)
         decoders = decoding.decoders(self._topics(wanted))
@@ -643,9 +648,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             ConfigurationError: pyarrow is missing. See also `decoded`.
             UndecodableError: See `decoded_messages`.
         """
-        decoding = Decoding.of(
-            self.kafka, key, value, dead_letters, keep_undecodable=keep_undecodable
-        )
+        decoding = self._decoding(key, value, dead_letters, keep_undecodable)
         wanted = self.chosen(ranges)
         decoders = decoding.decoders(self._topics(wanted))
         schema = decoded_schema(decoders, keeps_undecodable=keep_undecodable)
@@ -724,11 +727,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Call this method after the success of a repeated batch. Returns a warning, or "".
         """
-        topic = self.kafka.dead_letter_topic
-        if self._letters is None or not topic or self.is_rerun:
+        topics = filter(None, {self.kafka.dead_letter_topic, *self._letter_topics})
+        if self._letters is None or self.is_rerun:
             return ""
         try:
-            self._letters.close_processed(topic)
+            for topic in sorted(topics):
+                self._letters.close_processed(topic)
         except Exception as error:  # noqa: BLE001 - the batch has succeeded
             return (
                 f"letters of earlier attempts on batch {self.batch_id} are not marked as replayed, "
@@ -880,18 +884,29 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
             yield self
             self._interruptions.check(run.run_id)
-            self._name_set_aside(instance, run.run_id)
+            self._name_set_aside(instance, run)
             is_repeat = attempt_of(run) > 1 or run.parent_run_id or Part.parse(self.batch_id)
-            if is_repeat and not _has_failed(instance, run.run_id):
+            if is_repeat and self._has_processed_all(instance, run):
                 warning = self.close_processed_letters()
                 if warning and context.log is not None:
                     context.log.warning(warning)
 
-    def _name_set_aside(self, instance: dg.DagsterInstance, run_id: str) -> None:
+    def _has_processed_all(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+        """Whether no step has failed, and none was skipped, which may have set records aside."""
+        failures = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        return not failures and not Coverage(instance).is_partial(run)
+
+    def _name_set_aside(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
         """Record which letters a rerun leaves open, if they are few; otherwise all of them."""
-        keys = () if self._letters is None else self._letters.keys
-        if self.is_rerun and 0 < len(keys) <= _MOST_NAMED:
-            instance.add_run_tags(run_id, {SET_ASIDE_TAG: " ".join((run_id, *keys))})
+        is_partial = Coverage(instance).is_partial(run)
+        letters, of_parent = self._letters, set_aside_of(run, is_partial=is_partial)
+        if not self.is_rerun or letters is None or not letters.keys or of_parent is None:
+            return
+        if letters.has_letters_of_children:
+            return
+        keys = sorted(of_parent.union(letters.keys))
+        if len(keys) <= _MOST_NAMED:
+            instance.add_run_tags(run.run_id, {SET_ASIDE_TAG: " ".join((run.run_id, *keys))})
 
     def _mark_set_aside(self, instance: dg.DagsterInstance, run_id: str) -> None:
         """Record that a rerun did not process all of its records."""

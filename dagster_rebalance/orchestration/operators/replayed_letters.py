@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.model.letters import LetterKind, LetterState, StateChange
 from dagster_rebalance.core.operators.replay_selection import letters_in
+from dagster_rebalance.orchestration.batch.letters import with_their_records
 from dagster_rebalance.orchestration.resources.letter_topic import DeadLetterTopic
+from dagster_rebalance.orchestration.runs.coverage import Coverage
 from dagster_rebalance.orchestration.storage.run_tags import set_aside_of
 
 if TYPE_CHECKING:
@@ -41,7 +44,9 @@ def mark_replayed(
     if not (batch.rerun.letters or kafka.dead_letter_topic):
         return ""
     run = instance.get_run_by_id(run_id)
-    still_open = None if run is None else set_aside_of(run)
+    still_open = None
+    if run is not None:
+        still_open = set_aside_of(run, is_partial=Coverage(instance).is_partial(run))
     text = ""
     if still_open is None or still_open:
         text = f"run {run_id[:8]} of {batch.rerun} set records aside, whose letters stay open"
@@ -68,6 +73,13 @@ def _mark(
         and entry.place not in fold.left_out
         and (letter.kind is LetterKind.RANGE or letter.key not in still_open)
     ]
+    # The run has processed the record of a letter with a range of its own, wherever it is.
+    own = set(batch.ranges) if rerun.letters else set()
+    compared = [one for one in found if one.kind is LetterKind.RECORD and one.range not in own]
+    if compared:
+        with closing(kafka.reader()) as reader:
+            others = set(compared).difference(with_their_records(compared, reader, _LIMIT_S))
+        found = [one for one in found if one not in others]
     if found:
         topic.change(
             (

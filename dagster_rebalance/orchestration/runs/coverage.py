@@ -66,6 +66,10 @@ class Coverage:
             for run, seen in runs
         ]
 
+    def is_partial(self, run: dg.DagsterRun) -> bool:
+        """Whether a run executes only some of the assets of its job, as far as its plan tells."""
+        return bool(self._left_out(run, frozenset()))
+
     def _run_with_coverage(
         self, run: dg.DagsterRun, seen: RunSnapshot, whole: frozenset[str]
     ) -> RunSnapshot:

@@ -86,10 +86,15 @@ def attempt_of(run: dg.DagsterRun) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 1
 
 
-def set_aside_of(run: dg.DagsterRun) -> frozenset[str] | None:
-    """Return the keys of the letters that a rerun's run leaves open; None for all of them."""
+def set_aside_of(run: dg.DagsterRun, *, is_partial: bool) -> frozenset[str] | None:
+    """Return the keys of the letters that a rerun's run leaves open; None for all of them.
+
+    Args:
+        run: The run. A re-execution has the tags of its parent.
+        is_partial: Whether the run skips steps. They may have set aside what its parent has.
+    """
     owner, *keys = run.tags.get(SET_ASIDE_TAG, "").split() or [""]
-    if owner != run.run_id:  # a re-execution has the tags of its parent
+    if not owner or (owner != run.run_id and not is_partial):
         return frozenset()
     return frozenset(keys) if keys else None
 

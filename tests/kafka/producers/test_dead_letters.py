@@ -185,7 +185,7 @@ def test_refused_letter_leaves_none_in_flight(monkeypatch: pytest.MonkeyPatch) -
     errors: list[KafkaError | None] = [KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None, None]
     real = stage.client.poll
 
-    def poll(timeout: float) -> int:
+    def poll(_timeout: float) -> int:
         key = stage.client.sent[len(sent)][1]
         sent.append(key)
         stage.letters._end(key, errors.pop(0))

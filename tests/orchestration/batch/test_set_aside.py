@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -274,7 +276,7 @@ class Topic:
         self.records_read += len(stored)
         return iter([stored, self.extra])
 
-    def read(self, ranges: Iterable[OffsetRange]) -> Iterator[Message]:
+    def read(self, ranges: Iterable[OffsetRange], _timeout_s: float = 0.0) -> Iterator[Message]:
         return (message(range_.start) for range_ in ranges if range_.start not in self.gone)
 
     def attempt(
@@ -439,9 +441,41 @@ def test_first_record_that_retention_has_deleted_does_not_keep_letters_open(
     assert topic.reads == [None], "the whole topic"
 
 
-def unreadable(_ranges: Iterable[OffsetRange]) -> Iterator[Message]:
+def unreadable(_ranges: Iterable[OffsetRange], _timeout_s: float = 0.0) -> Iterator[Message]:
     message = "Kafka no longer has offset 0"
     raise BrokerError(message)
+
+
+def test_letter_of_a_log_that_was_recreated_stays_open(topic: Topic) -> None:
+    """Another record has its offset."""
+    old = [letters(offset, timestamp=(1, AT_MS - 1)) for offset in (3, 5)]
+    topic.attempt().store([*chain(*old), *letters(4, 6)], "dead")
+    topic.attempt(2).close_processed("dead")
+    assert [key for key, *_ in changes(topic)] == ["orders-0-4", "orders-0-6"]
+
+
+def test_letters_of_a_forked_process_stay_open(topic: Topic) -> None:
+    """Only that process knows which records it has set aside again."""
+    topic.attempt().store(letters(3), "dead")
+    again = topic.attempt(2)
+    child = os.fork()
+    if child == 0:
+        again.store(letters(3), "dead")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(IllegalStateError, match="a worker process has set records aside"):
+        again.close_processed("dead")
+    assert changes(topic) == []
+
+
+def test_letters_of_undecodable_records_are_closed(topic: Topic) -> None:
+    given = KafkaBatch(kafka=KAFKA, batch_id="b-1", ranges=["orders:0:0:10"])
+    given.store_letters_by(LetterProducers(KAFKA), attempt=2)
+    given._letters = topic.attempt(2)
+    topic.attempt().store(letters(3), "undecodable")
+    given.decoded_messages(value=plain_json('{"type": "object"}'), dead_letters="undecodable")
+    assert given.close_processed_letters() == ""
+    assert [at for at, _, value in topic.producer.sent if value == b""] == ["undecodable"]
 
 
 def test_letters_are_read_once_for_the_parts_of_a_bisected_range(topic: Topic) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dagster as dg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +14,14 @@ from dagster_rebalance.orchestration.storage.run_tags import (
     BISECTED_TAG,
     GROUP_TAG,
     RANGES_TAG,
+    SET_ASIDE_TAG,
     format_range,
     format_ranges,
     parse_ranges,
     ranges_in,
     run_config,
     run_tags,
+    set_aside_of,
 )
 from tests.orchestration.parts import batch_request, span
 
@@ -137,3 +140,12 @@ def test_run_tags_shorten_many_ranges() -> None:
     tags = run_tags(batch_request("b-1", *(span(number) for number in range(10))), "etl")
     assert (tags[BATCH_TAG], tags[GROUP_TAG]) == ("b-1", "etl")
     assert tags[RANGES_TAG].endswith("orders-3 [0, 10), and 6 more")
+
+
+def test_re_execution_that_skips_steps_leaves_what_its_parent_has_set_aside() -> None:
+    named, unnamed = (
+        dg.DagsterRun("job", tags={SET_ASIDE_TAG: text}) for text in ("parent orders-0-3", "parent")
+    )
+    assert set_aside_of(named, is_partial=True) == frozenset({"orders-0-3"})
+    assert set_aside_of(unnamed, is_partial=True) is None
+    assert set_aside_of(named, is_partial=False) == frozenset()
