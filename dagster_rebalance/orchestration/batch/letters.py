@@ -32,6 +32,7 @@ from dagster_rebalance.core.model.letters import (
     StateChange,
 )
 from dagster_rebalance.core.model.offsets import OffsetRange, next_offset
+from dagster_rebalance.core.runs.rerun_batch import rerun_of
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer
 from dagster_rebalance.kafka.reading.range_reader import DEFAULT_TIMEOUT_S
 from dagster_rebalance.orchestration.resources.letter_topic import LetterTail, parsed_records
@@ -105,7 +106,7 @@ class RecentLetters:
 
     def __init__(self, reader: RangeReader, topic: str, group_id: str) -> None:
         self._group_id = group_id
-        self._times: dict[TopicPartition, dict[int, int]] = {}
+        self._offsets: dict[TopicPartition, dict[int, tuple[int, bool]]] = {}
         self._tail = LetterTail(reader, topic, self._begin)
         self._begin()
 
@@ -120,7 +121,7 @@ class RecentLetters:
         for letter_id, entry in list(self._fold.entries.items()):
             if entry.time_ms < since_ms:
                 del self._fold.entries[letter_id]
-        self._times = {}
+        self._offsets = {}
         self.add(
             entry.letter
             for entry in self._fold.in_state(LetterState.OPEN)
@@ -130,18 +131,22 @@ class RecentLetters:
     def add(self, letters: Iterable[Letter]) -> None:
         """Add letters that were stored."""
         for letter in letters:
-            of_partition = self._times.setdefault(letter.range.topic_partition, {})
-            of_partition[letter.range.start] = letter.time_ms or 0
+            of_partition = self._offsets.setdefault(letter.range.topic_partition, {})
+            is_of_rerun = rerun_of(letter.batch_id) != ""
+            of_partition[letter.range.start] = letter.time_ms or 0, is_of_rerun
 
-    def offsets(self, partition: TopicPartition, now_ms: int) -> frozenset[int]:
-        """Return the offsets of a partition with letters within the last hour."""
+    def offsets(self, partition: TopicPartition, now_ms: int) -> dict[int, bool]:
+        """Return the offsets of a partition with letters within the last hour.
+
+        The value is whether a rerun has stored the letter.
+        """
         kept = {
-            offset: at
-            for offset, at in self._times.get(partition, {}).items()
+            offset: (at, is_of_rerun)
+            for offset, (at, is_of_rerun) in self._offsets.get(partition, {}).items()
             if at > now_ms - LIMIT_WINDOW_MS
         }
-        self._times[partition] = kept
-        return frozenset(kept)
+        self._offsets[partition] = kept
+        return {offset: is_of_rerun for offset, (_, is_of_rerun) in kept.items()}
 
 
 class SearchedLetters(NamedTuple):
@@ -322,25 +327,39 @@ class BatchLetters:
         if is_first:  # other runs, and the member, store letters of these partitions, too
             recent.read(stamp.time_ms)
             self._counted.add(topic)
-        problem = self._why_too_many(letters, recent, self._limit, stamp.time_ms)
+        problem = self._why_too_many(letters, recent, self._limit, stamp)
         if problem and not is_first:  # an operator may have closed letters
             recent.read(stamp.time_ms)
-            problem = self._why_too_many(letters, recent, self._limit, stamp.time_ms)
+            problem = self._why_too_many(letters, recent, self._limit, stamp)
         if problem:
             raise TooManyLettersError(problem)
         return recent
 
     def _why_too_many(
-        self, letters: Iterable[Letter], recent: RecentLetters, limit: LetterLimit, now_ms: int
+        self,
+        letters: Iterable[Letter],
+        recent: RecentLetters,
+        limit: LetterLimit,
+        stamp: LetterStamp,
     ) -> str | None:
+        is_rerun = rerun_of(stamp.batch_id) != ""
         new: dict[TopicPartition, set[int]] = {}
         for letter in letters:
             new.setdefault(letter.range.topic_partition, set()).add(letter.range.start)
         for partition, offsets in new.items():
-            found = recent.offsets(partition, now_ms) | offsets
             ranges = self._ranges[partition]
-            first = min(*(range_.start for range_ in ranges), *found)
-            allowed = limit.allowed(max(range_.until for range_ in ranges) - first)
+            start = min(range_.start for range_ in ranges)
+            until = max(range_.until for range_ in ranges)
+            # A share is one of the offsets that the group has processed within the hour. A rerun
+            # of older offsets does not extend them, and has its own.
+            found = {
+                offset
+                for offset, is_of_rerun in recent.offsets(partition, stamp.time_ms).items()
+                if limit.number is not None
+                or start <= offset < until
+                or (offset < start and is_of_rerun is is_rerun)
+            } | offsets
+            allowed = limit.allowed(until - min(start, *found))
             if len(found) > allowed:
                 return (
                     f"{partition} would have {len(found)} dead letters within an hour, and "

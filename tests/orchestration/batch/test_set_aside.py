@@ -289,6 +289,7 @@ class Topic:
         group: str = "g",
         producers: LetterProducers | None = None,
         bisected: OffsetRange | None = None,
+        batch_id: str = "b-1",
     ) -> BatchLetters:
         kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=["orders"])
         reader: Any = self
@@ -296,7 +297,7 @@ class Topic:
             producers or LetterProducers(kafka),
             reader,
             [OffsetRange("orders", 0, start, until)],
-            partial(LetterStamp, group, "b-1", "run1", number),
+            partial(LetterStamp, group, batch_id, "run1", number),
             is_repeat=number > 1,
             bisected=bisected,
             limit=LetterLimit.parse(limit) if limit else None,
@@ -644,6 +645,22 @@ def test_share_is_one_of_the_offsets_since_the_first_letter_of_the_hour(topic: T
     topic.attempt(limit="1%", until=2_100).store(letters(500), "dead")
     small = topic.attempt(limit="1%", until=2_100, group="small")
     small.store(letters(*range(10)), "dead")
+
+
+def test_letter_of_a_rerun_of_old_offsets_does_not_raise_the_share(topic: Topic) -> None:
+    topic.attempt(limit="1%", batch_id="r.again.1").store(letters(5), "dead")
+    own = topic.attempt(limit="1%", start=1_000_000, until=1_000_100)
+    with pytest.raises(TooManyLettersError, match=r"100 dead letters .* allows 10"):
+        own.store(letters(*range(1_000_000, 1_000_100)), "dead")
+
+
+def test_share_of_a_rerun_of_old_offsets_is_without_newer_letters(topic: Topic) -> None:
+    own = topic.attempt(limit="1%", start=1_000_000, until=1_100_000)
+    own.store(letters(*range(1_000_000, 1_000_500)), "dead")
+    topic.attempt(limit="1%", batch_id="r.again.1").store(letters(5), "dead")
+    numbered = topic.attempt(limit="501", batch_id="r.again.1")
+    with pytest.raises(TooManyLettersError, match=r"502 dead letters .* allows 501"):
+        numbered.store(letters(6), "dead")
 
 
 # Reruns
