@@ -83,11 +83,16 @@ class OpenLetters:
 
 
 class OpenLetterFold:
-    """Keeps the open letters of a topic without their records, so memory follows their number."""
+    """Keeps the open letters of a topic without their records, so memory follows their number.
+
+    If the topic got more partitions, a letter and a change of its state may be in different ones,
+    and are read in any order. Such closed letters are kept until the end of the read.
+    """
 
     def __init__(self, topic: str, group_id: str) -> None:
         self._topic = topic
         self._fold = LetterFold(group_id, keeps_values=False)
+        self._closed: set[str] = set()
 
     def add(self, place: Place, found: Letter | StateChange | Malformed) -> None:
         """Apply a record, as `LetterFold.add`."""
@@ -96,13 +101,22 @@ class OpenLetterFold:
         self._fold.add(place, found)
         letter_id = getattr(found, "id", "")
         entry = self._fold.entries.get(letter_id)
-        if entry is not None and entry.state is not LetterState.OPEN:
+        if entry is None or entry.state is LetterState.OPEN:
+            return
+        if entry.letter is not None and entry.place.partition == entry.newest.partition:
             del self._fold.entries[letter_id]
+        else:
+            self._closed.add(letter_id)
 
     def open_letters(self) -> OpenLetters:
-        """Return the open letters."""
-        counts, entries = self._fold.counts, self._fold.entries.values()
-        rows = count_letters(entry.letter for entry in entries if entry.letter is not None)
+        """Return the open letters. Call this method when all records have been read."""
+        counts, entries = self._fold.counts, self._fold.entries
+        for letter_id in self._closed:
+            entry = entries.get(letter_id)
+            if entry is not None and entry.state is not LetterState.OPEN:
+                del entries[letter_id]
+        self._closed.clear()
+        rows = count_letters(one.letter for one in entries.values() if one.letter is not None)
         return OpenLetters(
             self._topic,
             counts[LetterState.OPEN],

@@ -52,6 +52,21 @@ def test_only_open_letters_are_kept() -> None:
     assert fold.open_letters().letters == 3, "a letter that is stored again is open"
 
 
+def test_letter_of_another_partition_that_is_read_after_its_change_is_closed() -> None:
+    """The topic has got more partitions, and a read does not follow the times of the records."""
+    fold = OpenLetterFold("dead", "shop")
+    for at in (1, 2, 3):
+        fold.add(Place(1, at), StateChange(f"orders-0-{at}", LetterState.REPLAYED, "ada", "", 5))
+    fold.add(Place(0, 0), letter(1, time_ms=3))
+    fold.add(Place(0, 1), letter(2, time_ms=4))
+    fold.add(Place(1, 9), letter(2, time_ms=6))
+    found = fold.open_letters()
+    assert (found.letters, found.closed) == (1, 1), "letter 2 was stored again, 3 has no letter"
+    fold.add(Place(1, 10), letter(1, time_ms=7))
+    fold.add(Place(1, 11), letter(3, time_ms=7))
+    assert fold.open_letters().letters == 3, "stored again after their change"
+
+
 def test_many_reasons_are_cut() -> None:
     fold = OpenLetterFold("dead", "shop")
     assert str(fold.open_letters()) == "no open dead letter"
