@@ -72,6 +72,7 @@ _WAIT_S = 0.1
 _CHECK_AFTER_S = 2.0
 """Without progress for this long, the bounds of the logs are queried, repeatedly."""
 _CHECK_TIMEOUT_S = 2.0
+_QUERY_TIMEOUT_S = 10.0
 _WAY_OUT = (
     "Nothing was committed. Restore the log, or set the group's committed offset past the batch "
     "to continue without its records (dagster-rebalance reset)"
@@ -144,18 +145,19 @@ class RangeReader:
             topic: The topic.
             since_ms: Leave out the records before the first one with this timestamp or a later one.
             positions: Leave out the records before these offsets.
-            timeout_s: See `read`.
+            timeout_s: See `read`. The queries for the topic wait for at most 10 s each.
 
         Raises:
             BrokerError: The topic does not exist, or the principal may not read it. On iteration:
                 see `read`.
         """
-        found = self._cluster.partitions_for(topic)
+        limit_s = min(timeout_s, _QUERY_TIMEOUT_S)
+        found = self._cluster.partitions_for(topic, limit_s)
         partitions = [TopicPartition(topic, one.partition) for one in found]
-        ends = self._cluster.end_offsets(partitions)
-        starts = self._cluster.beginning_offsets(partitions)
+        ends = self._cluster.end_offsets(partitions, limit_s)
+        starts = self._cluster.beginning_offsets(partitions, limit_s)
         if since_ms is not None:
-            at_time = self._cluster.offsets_for_times(dict.fromkeys(partitions, since_ms))
+            at_time = self._cluster.offsets_for_times(dict.fromkeys(partitions, since_ms), limit_s)
             starts |= {tp: at.offset if at else ends[tp] for tp, at in at_time.items()}
         for tp, position in (positions or {}).items():
             starts[tp] = max(starts[tp], position)

@@ -17,6 +17,7 @@ from dagster_rebalance.orchestration.storage.run_tags import set_aside_of
 if TYPE_CHECKING:
     import dagster as dg
 
+    from dagster_rebalance.core.model.letters import LetterFold
     from dagster_rebalance.core.runs.rerun_batch import RerunBatch
     from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResource
 
@@ -29,13 +30,28 @@ def is_transient(error: BrokerError) -> bool:
     return error.retriable and not error.topics
 
 
+TopicReads = dict[str, "LetterFold | BrokerError"]
+"""The letters of each topic, or why it is not read again: one read serves all finished batches."""
+
+
 def mark_replayed(
-    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, batch: RerunBatch, run_id: str
+    instance: dg.DagsterInstance,
+    kafka: KafkaConsumerResource,
+    batch: RerunBatch,
+    run_id: str,
+    known: TopicReads | None = None,
 ) -> str:
     """Mark the letters of a batch whose run has succeeded; return a message, or "".
 
     These are the open letters of ranges and of records in the ranges of the batch, without those
     whose record the run has set aside again, or `only` leaves out. A repeated call changes nothing.
+
+    Args:
+        instance: The Dagster instance.
+        kafka: The group.
+        batch: The batch.
+        run_id: The run that has succeeded.
+        known: The reads of this tick or command. After an error, no call waits for the topic again.
 
     Raises:
         BrokerError: Kafka did not answer, or refused. Call this again. For another rerun than a
@@ -52,9 +68,11 @@ def mark_replayed(
         text = f"run {run_id[:8]} of {batch.rerun} set records aside, whose letters stay open"
     if still_open is None:
         return text
+    topic, known = DeadLetterTopic(kafka, batch.rerun.letters), {} if known is None else known
     try:
-        _mark(kafka, batch, run_id, still_open)
+        _mark(topic, batch, run_id, still_open, known)
     except BrokerError as error:
+        known[topic.name] = error
         if batch.rerun.letters:
             raise
         return f"the letters of records that {batch.rerun} has processed are still open: {error}"
@@ -62,10 +80,17 @@ def mark_replayed(
 
 
 def _mark(
-    kafka: KafkaConsumerResource, batch: RerunBatch, run_id: str, still_open: frozenset[str]
+    topic: DeadLetterTopic,
+    batch: RerunBatch,
+    run_id: str,
+    still_open: frozenset[str],
+    known: TopicReads,
 ) -> None:
-    rerun, topic = batch.rerun, DeadLetterTopic(kafka, batch.rerun.letters)
-    now_ms, fold = round(time.time() * 1000), topic.read()
+    if topic.name not in known:
+        known[topic.name] = topic.read(limit_s=_LIMIT_S)
+    fold, rerun, now_ms = known[topic.name], batch.rerun, round(time.time() * 1000)
+    if isinstance(fold, BrokerError):
+        raise fold
     found = [
         letter
         for entry in letters_in(batch.ranges, fold.entries.values())

@@ -41,7 +41,11 @@ from dagster_rebalance.core.runs.rerun_batch import (
 )
 from dagster_rebalance.kafka.client.errors import first_few
 from dagster_rebalance.kafka.log_bounds import read_bounds
-from dagster_rebalance.orchestration.operators.replayed_letters import is_transient, mark_replayed
+from dagster_rebalance.orchestration.operators.replayed_letters import (
+    TopicReads,
+    is_transient,
+    mark_replayed,
+)
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.reporting.dead_letters import recorded_letters
 from dagster_rebalance.orchestration.reporting.member_tables import utc
@@ -388,17 +392,20 @@ class Reruns:
         """
         waiting: list[RerunBatch] = []
         unmarked: list[OffsetRange] = []
+        notes: list[str] = []
+        known: TopicReads = {}
         problem = ""
         for batch, run_id in done.items():
-            error = None if waiting else self._why_unmarked(batch, run_id)
-            if waiting or (error is not None and is_transient(error)):
-                waiting.append(batch)
-                continue
-            if error is not None:
+            try:
+                notes.append(mark_replayed(self._instance, self._kafka, batch, run_id, known))
+            except BrokerError as error:
+                if is_transient(error):
+                    waiting.append(batch)
+                    continue
                 unmarked += batch.ranges
                 problem = f"{batch.rerun.letters} could not be marked as replayed: {error}"
             self._show(batch.rerun, self._catalogue.record_reprocessed, batch, run_id)
-        text = ""
+        text = "".join(f". {note}" for note in dict.fromkeys(filter(None, notes)))
         if waiting:
             self._store.add(waiting)
             text += ". Kafka does not answer: the next tick marks the letters of finished runs"
@@ -409,13 +416,6 @@ class Reruns:
                 "records again, so discard these letters"
             )
         return text
-
-    def _why_unmarked(self, batch: RerunBatch, run_id: str) -> BrokerError | None:
-        try:
-            mark_replayed(self._instance, self._kafka, batch, run_id)
-        except BrokerError as error:
-            return error
-        return None
 
     def _why_not_cancelled(self, run_id: str) -> str:
         try:

@@ -14,7 +14,11 @@ import dagster as dg
 
 from dagster_rebalance.core.model.errors import BrokerError
 from dagster_rebalance.core.operators.rerun_schedule import steps
-from dagster_rebalance.orchestration.operators.replayed_letters import is_transient, mark_replayed
+from dagster_rebalance.orchestration.operators.replayed_letters import (
+    TopicReads,
+    is_transient,
+    mark_replayed,
+)
 from dagster_rebalance.orchestration.reporting.catalogue import Catalogue
 from dagster_rebalance.orchestration.runs.ticks import open_instance
 from dagster_rebalance.orchestration.storage.dynamic_partitions import RerunStore
@@ -142,20 +146,17 @@ def _marked(
     The next tick repeats a batch whose letters Kafka did not take.
     """
     finished, notes = [], []
-    silent: set[str] = set()
+    known: TopicReads = {}
     for batch, run_id in done:
         rerun = batch.rerun
-        if rerun.letters in silent:
-            continue
         try:
-            notes.append(mark_replayed(context.instance, kafka, batch, run_id))
+            notes.append(mark_replayed(context.instance, kafka, batch, run_id, known))
         except BrokerError as error:
-            silent.add(rerun.letters)
             way_out = f"; to end it, use dagster-rebalance rerun --cancel {rerun.rerun_id}"
             notes.append(f"{rerun}: {error}{'' if is_transient(error) else way_out}")
         else:
             finished.append((batch, run_id))
-    return finished, list(filter(None, notes))
+    return finished, list(filter(None, dict.fromkeys(notes)))
 
 
 def _finish(

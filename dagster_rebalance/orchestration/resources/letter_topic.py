@@ -18,6 +18,7 @@ from dagster_rebalance.core.model.offsets import OffsetRange, TopicPartition, ne
 from dagster_rebalance.core.reporting.open_letters import OpenLetterFold
 from dagster_rebalance.kafka.client.defaults import DELIVERY_LIMIT_S
 from dagster_rebalance.kafka.producers.dead_letter_producer import DeadLetterProducer, Delivery
+from dagster_rebalance.kafka.reading.range_reader import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -150,15 +151,22 @@ class DeadLetterTopic:
         self.group_id = kafka.group_id
         self._kafka = kafka
 
-    def read(self, *, since_ms: int | None = None) -> LetterFold:
+    def read(
+        self, *, since_ms: int | None = None, limit_s: float = DEFAULT_TIMEOUT_S
+    ) -> LetterFold:
         """Return the letters without their records, from a time on.
+
+        Args:
+            since_ms: The time at which the oldest letters were stored.
+            limit_s: The longest wait for a response.
 
         Raises:
             BrokerError: Kafka did not answer, or there is no such topic.
         """
         fold, only = LetterFold(self._kafka.group_id, keeps_values=False), self._kafka.predicate()
         with closing(self._kafka.letter_reader()) as reader:
-            for place, found in parsed_records(reader.read_topic(self.name, since_ms=since_ms)):
+            records = reader.read_topic(self.name, since_ms=since_ms, timeout_s=limit_s)
+            for place, found in parsed_records(records):
                 fold.add(place, found)
                 if only is not None and isinstance(found, Letter) and not _passes(found, only):
                     fold.left_out.add(place)

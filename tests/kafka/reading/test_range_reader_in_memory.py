@@ -256,6 +256,20 @@ def test_out_of_range_error_of_an_earlier_read_is_ignored(script: Script) -> Non
     assert client.begun == [0, 1], "an error that is of this read comes again"
 
 
+def test_queries_for_a_topic_wait_no_longer_than_its_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def partitions_for(_cluster: Cluster, _topic: str, timeout_s: float = 0.0) -> list[object]:
+        limits.append(timeout_s)
+        return []
+
+    monkeypatch.setattr(Cluster, "partitions_for", partitions_for)
+    reader = RangeReader(validated(CONFIG, hold_limit_s=10))
+    for timeout_s in (5.0, 60.0):
+        assert not [*reader.read_topic("dead", timeout_s=timeout_s)]
+    assert limits == [5.0, 10.0]
+
+
 def test_forked_child_creates_new_clients(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = [OffsetRange("orders", 0, 0, 1)]
     reader, of_parent = script([record(0, 0)], [record(0, 0)])

@@ -23,6 +23,7 @@ from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch, batches_o
 from dagster_rebalance.orchestration import builders
 from dagster_rebalance.orchestration.member.mailbox import Mail
 from dagster_rebalance.orchestration.operators import rerun_tick
+from dagster_rebalance.orchestration.operators.replayed_letters import TopicReads, mark_replayed
 from dagster_rebalance.orchestration.operators.requests import (
     DirectiveRequest,
     RerunRequest,
@@ -503,15 +504,18 @@ def replayed(ground: Ground, *topics: str) -> list[str]:
     return rerun_ids
 
 
-def refuse(ground: Ground, topic: str, error: BrokerError) -> None:
-    """Let Kafka refuse a dead-letter topic. Other topics are empty."""
+def refuse(ground: Ground, topic: str, error: BrokerError) -> list[tuple[str, float]]:
+    """Let Kafka refuse a dead-letter topic; return the reads. Other topics are empty."""
+    reads: list[tuple[str, float]] = []
 
-    def read(letters: DeadLetterTopic, **_: object) -> LetterFold:
+    def read(letters: DeadLetterTopic, *, limit_s: float) -> LetterFold:
+        reads.append((letters.name, limit_s))
         if letters.name == topic:
             raise error
         return LetterFold()
 
     ground.monkeypatch.setattr(DeadLetterTopic, "read", read)
+    return reads
 
 
 GONE = BrokerError("no such topic", retriable=True, topics=["gone"])
@@ -523,6 +527,24 @@ def test_topic_of_a_replay_that_is_gone_delays_no_other_replay(ground: Ground) -
     said = str(ground.tick().skip_message)
     assert [batch.rerun.rerun_id for batch in ground.book.read()] == [gone]
     assert f"no such topic; to end it, use dagster-rebalance rerun --cancel {gone}" in said
+
+
+def test_one_read_of_at_most_5_s_without_an_answer_serves_all_finished_batches(
+    ground: Ground,
+) -> None:
+    run = dg.DagsterRun("job")
+    ground.instance.add_run(run)
+    reads = refuse(ground, "silent", BrokerError("no broker", retriable=True))
+    kafka = ground.kafka.model_copy(update={"dead_letter_topic": "silent"})
+    known: TopicReads = {}
+    for number in range(3):
+        batch = RerunBatch(Rerun("abc", "ada", "the fix", 0.0), number, (span(0, 0, 10),))
+        assert "no broker" in mark_replayed(ground.instance, kafka, batch, run.run_id, known)
+    replay = Rerun("def", "ada", "the fix", 0.0, letters="answers")
+    for number in range(3):
+        batch = RerunBatch(replay, number, (span(0, 0, 10),))
+        assert not mark_replayed(ground.instance, kafka, batch, run.run_id, known)
+    assert reads == [("silent", 5.0), ("answers", 5.0)]
 
 
 @pytest.mark.parametrize("error", [GONE, BrokerError("may not be written")])
