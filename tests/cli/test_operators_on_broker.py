@@ -103,7 +103,7 @@ class Shop:
                     thread.start()
                     wait_until(
                         lambda: len(known.get(names[0], ())) == PARTITIONS or None,
-                        timeout_s=60,
+                        timeout_s=120,
                         what="the first member to own all",
                     )
             yield
@@ -179,7 +179,7 @@ def test_status_shows_owners_and_a_hold(shop: Shop, protocol: str) -> None:
         held = wait_until(
             # Until its owner has received the revoke, Kafka only names the waiting member.
             lambda: next((row for row in shop.rows() if "held by blue" in row["hold"]), None),
-            timeout_s=60,
+            timeout_s=120,
             what=lambda: f"a hold among {shop.rows()}",
         )
         assert held["owner"] == ""

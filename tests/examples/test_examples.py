@@ -71,7 +71,7 @@ def stage(kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path)
 def wait(until: Callable[[], object], what: str, *examples: ChildProcess) -> None:
     """Wait for a condition; the error includes the output of the examples."""
     try:
-        wait_until(lambda: bool(until()), timeout_s=30, what=what)
+        wait_until(lambda: bool(until()), timeout_s=120, what=what)
     except Exception as problem:
         raise AssertionError(
             "\n".join([str(problem), *(example.tail() for example in examples)])

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.kafka.member.session import Session
 
 CONFIG: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
-LIMIT_S = 10.0
+LIMIT_S = 120.0
+REQUEST_LIMIT_S = 10.0
+"""The member limits each of its requests to less."""
 LONGEST_METADATA = 4_096
 
 
@@ -118,7 +120,7 @@ class ScriptedConsumer(confluent_kafka.Consumer):
     def committed(
         self, partitions: list[confluent_kafka.TopicPartition], timeout: float = -1
     ) -> list[confluent_kafka.TopicPartition]:
-        assert 0 < timeout < LIMIT_S
+        assert 0 < timeout < REQUEST_LIMIT_S
         self.reads += 1
         stored = self.stored
         if isinstance(stored, int):

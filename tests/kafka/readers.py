@@ -120,7 +120,7 @@ class Readers:
                 reader.poll()
             return bool(until())
 
-        wait_until(step, timeout_s=30, what=what, interval_s=0)
+        wait_until(step, timeout_s=120, what=what, interval_s=0)
 
     def close(self) -> None:
         for reader in self.readers:

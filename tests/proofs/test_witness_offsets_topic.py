@@ -199,7 +199,7 @@ def test_owners_are_read_from_the_records_of_a_real_broker(
         consumer.poll(0.1)
         return len(consumer.assignment()) == 3
 
-    wait_until(has_all, timeout_s=30, what="the partitions to be assigned", interval_s=0.01)
+    wait_until(has_all, timeout_s=120, what="the partitions to be assigned", interval_s=0.01)
     member = consumer.memberid()
     consumer.commit(offsets=[TopicPartition(topic, 1, 5)], asynchronous=False)
     consumer.close()

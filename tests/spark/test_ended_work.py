@@ -78,7 +78,7 @@ def test_stopped_session_refuses_its_client(
     ) as client:
         wait_until_working(tmp_path / "first")
         stop_session(spark_connect_server.remote, session_id)
-        output, _ = client.communicate(timeout=120)
+        output, _ = client.communicate(timeout=200)
     assert output.splitlines()[0].startswith("first (org.apache.spark.SparkSQLException)")
     assert "SESSION_CLOSED" in output.splitlines()[1]
     wait_until_stopped(tmp_path)
@@ -95,7 +95,7 @@ def test_session_stopped_before_it_exists_refuses_its_client(
         remote_with_session(spark_connect_server.remote, session_id),
         tmp_path,
     ) as client:
-        output, _ = client.communicate(timeout=120)
+        output, _ = client.communicate(timeout=200)
     assert output.count("SESSION_CLOSED") == 2
 
 
@@ -184,7 +184,7 @@ def test_cancelled_run_stops_its_spark_jobs(
     ) as run:
         wait_until_working(tmp_path / "out")
         sent_at = time.monotonic()
-        output, _ = run.communicate("cancel\n", timeout=120)
+        output, _ = run.communicate("cancel\n", timeout=200)
         took_s = time.monotonic() - sent_at
     assert output.split() == ["CANCELED", "INTERRUPT"]
     assert took_s < STOP_LIMIT_S
@@ -218,4 +218,4 @@ def test_run_continues_in_a_new_session_after_a_server_restart(
         KafkaSparkResource(remote=server.remote).stop_abandoned_work(run_id)
         assert "SESSION_CLOSED" in batch()
         stdin.close()
-        assert run.wait(60) == 0
+        assert run.wait(120) == 0

@@ -66,7 +66,7 @@ def commit(kafka: KafkaCluster, group: str, position: TopicPartition) -> None:
             return False
         return True
 
-    wait_until(is_committed, timeout_s=60, what=f"a commit of {group}")
+    wait_until(is_committed, timeout_s=120, what=f"a commit of {group}")
     consumer.close()
 
 
@@ -90,7 +90,7 @@ def read_all(kafka: KafkaCluster, topic: str, count: int, partition: int = 0) ->
 
     wait_until(
         has_all,
-        timeout_s=60,
+        timeout_s=120,
         what=lambda: f"{count} records of {topic}; there are {values}",
         interval_s=0,
     )
@@ -192,12 +192,12 @@ def test_three_nodes_elect_leader_and_coordinator_after_a_kill(
     three_nodes.kill(before)
     wait_until(
         lambda: before not in three_nodes.leaders("orders"),
-        timeout_s=60,
+        timeout_s=120,
         what="leaders without the killed node",
     )
     wait_until(
         lambda: three_nodes.coordinator(group) not in (before, -1),
-        timeout_s=60,
+        timeout_s=120,
         what="a coordinator on another node",
     )
     commit(three_nodes, group, TopicPartition("orders", 0, 1))
@@ -227,7 +227,7 @@ def test_kafka_ends_when_its_parent_is_killed() -> None:
     parent.stdout.close()
     wait_until(
         lambda: not accepts_connections(int(address.split(":")[1])),
-        timeout_s=20,
+        timeout_s=120,
         what=f"the end of {address}",
     )
 

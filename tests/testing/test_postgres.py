@@ -43,7 +43,7 @@ def test_silent_proxy_forwards_later(postgres: Postgres) -> None:
             target=lambda: seen.append(instance.get_runs_count()), daemon=True
         )
         reader.start()
-        wait_until(lambda: proxy.accepted > accepted, timeout_s=30, what="a connection")
+        wait_until(lambda: proxy.accepted > accepted, timeout_s=120, what="a connection")
         assert reader.is_alive()
         assert not seen
         proxy.speak()

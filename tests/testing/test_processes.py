@@ -72,7 +72,7 @@ def is_alive(pid: int) -> bool:
 def start(command: list[str], folder: Path) -> ChildProcess:
     """Start a command and wait until it has printed its first line."""
     child = ChildProcess("child", command, log=folder / "child.log")
-    child.wait_until_ready(lambda: child.tail() != "", timeout_s=20)
+    child.wait_until_ready(lambda: child.tail() != "", timeout_s=120)
     return child
 
 
@@ -81,7 +81,7 @@ def grandchild_of(log: Path) -> int:
     return int(
         wait_until(
             lambda: log.read_text().split() if log.exists() else None,
-            timeout_s=20,
+            timeout_s=120,
             what="the grandchild's pid",
         )[1]
     )
@@ -89,7 +89,7 @@ def grandchild_of(log: Path) -> int:
 
 def test_stop_ends_a_child_with_sigterm(tmp_path: Path) -> None:
     child = start(SLEEP, tmp_path)
-    child.stop(timeout_s=10)
+    child.stop(timeout_s=60)
     assert child.exit_code == -signal.SIGTERM
     assert not is_alive(child.pid)
 
@@ -123,7 +123,7 @@ def test_suspend_waits_until_all_threads_are_stopped(tmp_path: Path) -> None:
 def test_stop_ends_a_suspended_child(tmp_path: Path) -> None:
     child = start(SLEEP, tmp_path)
     child.suspend()
-    child.stop(timeout_s=10)
+    child.stop(timeout_s=60)
     assert child.exit_code == -signal.SIGTERM
 
 
@@ -167,7 +167,7 @@ def test_exit_code_is_that_of_the_program(tmp_path: Path) -> None:
     child = ChildProcess(
         "child", [sys.executable, "-c", "raise SystemExit(7)"], log=tmp_path / "log"
     )
-    assert child.wait(20) == 7
+    assert child.wait(120) == 7
     child.stop()
     assert child.exit_code == 7
 
@@ -185,16 +185,16 @@ def test_children_end_when_the_parent_is_killed(
     assert parent.stdout is not None
     family = [int(parent.stdout.readline())]
     wait_until(
-        lambda: log.exists() and log.read_text() != "", timeout_s=20, what="the child's first line"
+        lambda: log.exists() and log.read_text() != "", timeout_s=120, what="the child's first line"
     )
     if command is FAMILY:
         family.append(grandchild_of(log))
     assert all(is_alive(pid) for pid in family)
     parent.send_signal(number)
-    parent.wait(10)
+    parent.wait(120)
     parent.stdout.close()
     wait_until(
-        lambda: not any(is_alive(pid) for pid in family), timeout_s=20, what=f"the end of {family}"
+        lambda: not any(is_alive(pid) for pid in family), timeout_s=120, what=f"the end of {family}"
     )
 
 
@@ -213,7 +213,7 @@ def test_program_that_ends_before_it_is_ready_is_reported_with_its_log(
             r"(.|\n)*no such folder: /nowhere"
         ),
     ):
-        child.wait_until_ready(lambda: False, timeout_s=20)
+        child.wait_until_ready(lambda: False, timeout_s=120)
     child.stop()
 
 
@@ -229,7 +229,7 @@ def test_program_that_is_never_ready_is_reported_with_its_log(tmp_path: Path) ->
 def test_missing_program_is_reported_in_the_log(tmp_path: Path) -> None:
     child = ChildProcess("child", ["/no/such/program"], log=tmp_path / "log")
     with pytest.raises(DagsterRebalanceError, match=r"cannot run /no/such/program: .*No such file"):
-        child.wait_until_ready(lambda: False, timeout_s=20)
+        child.wait_until_ready(lambda: False, timeout_s=120)
     child.stop()
 
 

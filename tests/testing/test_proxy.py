@@ -47,7 +47,7 @@ def test_proxy_exit_during_an_accept_ends(monkeypatch: pytest.MonkeyPatch) -> No
     def start_late(thread: threading.Thread) -> None:
         if thread.name == "proxy connection":
             accepted.set()
-            wait_until(lambda: refuses(proxy.port), timeout_s=20, what="the end to begin")
+            wait_until(lambda: refuses(proxy.port), timeout_s=120, what="the end to begin")
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_late)

@@ -82,7 +82,7 @@ class Stream:
         end = self.produced // PARTITIONS
         wait_until(
             lambda: all(o == end or n == partition for n, o in enumerate(self.offsets())) or None,
-            timeout_s=60,
+            timeout_s=120,
             what=f"the other partitions of {self.name}",
         )
         return self.offsets()[partition] == before
@@ -175,7 +175,7 @@ class Stream:
             return False
         before = {run_id: len(ranges) for run_id, ranges in self.output().items()}
         self.produce()
-        wait_until(lambda: self.committed() == self.produced or None, timeout_s=60, what=self.name)
+        wait_until(lambda: self.committed() == self.produced or None, timeout_s=120, what=self.name)
         now = self.output()
         return all(len(now.get(run.run_id, ())) > before.get(run.run_id, 0) for run in live)
 

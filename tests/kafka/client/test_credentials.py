@@ -194,14 +194,14 @@ def test_member_logs_in_with_a_new_password_after_a_broker_restart(
                     raise
                 return []
 
-        wait_until(reads, timeout_s=60, what="the first record", interval_s=0)
+        wait_until(reads, timeout_s=120, what="the first record", interval_s=0)
         assert len(list(reader.read([OffsetRange(name, 0, 0, 1)]))) == 1
         member_id = consumer.member_id
         secured_kafka.add_user(name, f"{SECRET} anew")
         vault.login, asked = (name, f"{SECRET} anew"), vault.asked
         wait_until(
             lambda: [reads(), vault.asked > asked + 5][1],
-            timeout_s=60,
+            timeout_s=120,
             what="the function to be asked again",
             interval_s=0,
         )
@@ -209,7 +209,7 @@ def test_member_logs_in_with_a_new_password_after_a_broker_restart(
         producer = Producer(secured_kafka.client_config())
         producer.produce(name, "after")
         assert producer.flush(60) == 0
-        wait_until(reads, timeout_s=90, what="the record after the change", interval_s=0)
+        wait_until(reads, timeout_s=120, what="the record after the change", interval_s=0)
         partition = TopicPartition(name, 0)
         consumer.commit_sync({partition: OffsetAndMetadata(2)})
         assert consumer.end_offsets([partition]) == {partition: 2}

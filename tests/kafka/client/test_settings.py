@@ -199,7 +199,7 @@ def test_failed_creation_of_a_consumer_leaves_no_member(
         )
     wait_until(
         lambda: not [thread for thread in threading.enumerate() if group_id in thread.name],
-        timeout_s=30,
+        timeout_s=120,
         what="the end of the member's thread",
     )
 

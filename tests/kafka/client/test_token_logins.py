@@ -91,7 +91,7 @@ def test_consumer_logs_in_with_a_token(login: Login, how: str, protocol: str) ->
             read += len(consumer.poll(0.1))
             return read == RECORDS
 
-        wait_until(has_all, timeout_s=60, what="all records", interval_s=0)
+        wait_until(has_all, timeout_s=120, what="all records", interval_s=0)
         consumer.commit_sync({login.partition: OffsetAndMetadata(RECORDS)})
         assert consumer.committed([login.partition])[login.partition] == OffsetAndMetadata(RECORDS)
 
@@ -136,21 +136,21 @@ def test_member_survives_an_unavailable_issuer(login: Login) -> None:
             consumer.subscribe([login.name])
             wait_until(
                 lambda: [consumer.poll(0.1), consumer.assignment()][1],
-                timeout_s=60,
+                timeout_s=120,
                 what="the partition",
                 interval_s=0,
             )
             member_id, is_away = consumer.member_id, True
             wait_until(
                 lambda: [consumer.poll(0.1), failed][1],
-                timeout_s=60,
+                timeout_s=120,
                 what="a token that is not given",
                 interval_s=0,
             )
             is_away, issued = False, len(login.kafka.issuer.issued)
             wait_until(
                 lambda: [consumer.poll(0.1), len(login.kafka.issuer.issued) > issued][1],
-                timeout_s=60,
+                timeout_s=120,
                 what="a token that is given again",
                 interval_s=0,
             )
@@ -172,7 +172,7 @@ def test_member_survives_a_failed_renewal_of_its_login(login: Login, words: str)
         consumer.subscribe([login.name])
         wait_until(
             lambda: [consumer.poll(0.1), consumer.assignment()][1],
-            timeout_s=60,
+            timeout_s=120,
             what="the partition",
             interval_s=0,
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 PARTITIONS = [confluent_kafka.TopicPartition("orders", number) for number in range(8)]
 
 

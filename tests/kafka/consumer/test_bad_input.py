@@ -44,7 +44,7 @@ def error_of_poll(member: RebalanceAwareConsumer) -> BrokerError:
             return error
         return None
 
-    return wait_until(poll, timeout_s=30, what="an error", interval_s=0)
+    return wait_until(poll, timeout_s=120, what="an error", interval_s=0)
 
 
 def test_check_names_an_unreachable_broker() -> None:
@@ -114,7 +114,7 @@ def test_poll_raises_an_incompatible_strategy_of_the_group(
     eager.subscribe([topic])
     wait_until(
         lambda: (eager.poll(0.1), eager.assignment())[1],
-        timeout_s=30,
+        timeout_s=120,
         what="the eager member to own the topic",
         interval_s=0,
     )
@@ -145,7 +145,7 @@ def test_poll_names_the_setting_for_a_broker_without_the_consumer_protocol(
     ) as old:
         wait_until(
             lambda: old.poll(0.1) or old.assignment(),
-            timeout_s=30,
+            timeout_s=120,
             what="an assignment",
             interval_s=0,
         )

@@ -35,7 +35,7 @@ def read_ahead(reader: Reader, *numbers: int) -> None:
         take(reader)
         return {record.partition() for record in reader.consumer.ahead.left}.issuperset(numbers)
 
-    wait_until(is_ahead, timeout_s=60, what=f"records of {numbers}", interval_s=0)
+    wait_until(is_ahead, timeout_s=120, what=f"records of {numbers}", interval_s=0)
 
 
 def test_each_record_is_returned_once_through_a_rebalance(group: Readers) -> None:
@@ -49,7 +49,7 @@ def test_each_record_is_returned_once_through_a_rebalance(group: Readers) -> Non
         green.poll(PATIENCE_S)
         return bool(green.consumer.assignment())
 
-    wait_until(is_shared, timeout_s=60, what="the share of green", interval_s=0)
+    wait_until(is_shared, timeout_s=120, what="the share of green", interval_s=0)
     assert blue.consumer.assignment().isdisjoint(green.consumer.assignment())
     group.play(lambda: blue.count + green.count == 4 * EACH, blue, green, what="the rest")
     for number in range(4):
@@ -67,7 +67,7 @@ def test_delayed_partition_returns_nothing_that_was_read_ahead(group: Readers) -
         green.poll(PATIENCE_S)
         return bool(blue.consumer.get_to_be_revoked_partitions())
 
-    wait_until(is_requested, timeout_s=60, what="a revoke request", interval_s=0)
+    wait_until(is_requested, timeout_s=120, what="a revoke request", interval_s=0)
     held = blue.consumer.get_to_be_revoked_partitions()
     before = {tp: len(blue.offsets[tp.partition]) for tp in held}
     for _ in range(50):

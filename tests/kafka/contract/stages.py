@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
 
 PROBE_INTERVAL_S = 0.3
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 class Stage(Protocol):

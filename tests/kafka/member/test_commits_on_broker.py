@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.broker
 
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 
 
 class Loop:

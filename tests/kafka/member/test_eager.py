@@ -73,7 +73,7 @@ def test_delay_revoke_of_an_eager_member_returns_whether_assigned(
         blue.subscribe([stage.topic])
         wait_until(
             lambda: blue.poll(0.05) or len(blue.assignment()) == 4,
-            timeout_s=30,
+            timeout_s=120,
             what="everything to be assigned",
             interval_s=0,
         )
@@ -84,7 +84,7 @@ def test_delay_revoke_of_an_eager_member_returns_whether_assigned(
             blue.poll(0.05)
             return bool(blue.get_to_be_revoked_partitions())
 
-        wait_until(requested, timeout_s=30, what="a revoke request", interval_s=0)
+        wait_until(requested, timeout_s=120, what="a revoke request", interval_s=0)
         for _ in range(5):
             assert blue.get_to_be_revoked_partitions() == everything
             assert blue.delay_revoke(everything)

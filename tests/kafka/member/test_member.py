@@ -26,7 +26,7 @@ from dagster_rebalance.kafka.member import leave
 from dagster_rebalance.kafka.member import session as session_module
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
-from tests.kafka.clients import LIMIT_S, ScriptedMember, trouble
+from tests.kafka.clients import LIMIT_S, REQUEST_LIMIT_S, ScriptedMember, trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +138,7 @@ def test_member_without_a_client_refuses_commits_and_closes(
 
 def ask(scene: ScriptedMember, question: str) -> object:
     return (
-        scene.member.committed({P0}, LIMIT_S)
+        scene.member.committed({P0}, REQUEST_LIMIT_S)
         if question == "committed"
         else scene.member.group_metadata()
     )
@@ -548,7 +548,7 @@ def test_caller_that_stops_polling_loses_all_partitions(
     scene.member.subscribe(["orders"])
     scene.poll()
     clock.advance(scene.session._settings.max_poll_interval_s + 0.1)
-    wait_until(lambda: scene.session.end_reason, timeout_s=30, what="the session to end")
+    wait_until(lambda: scene.session.end_reason, timeout_s=120, what="the session to end")
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
 
 
@@ -602,7 +602,7 @@ def test_loss_is_reported_before_the_old_client_has_left(
     may_leave = threading.Event()
 
     def slow(client: Any) -> None:  # noqa: ANN401 - the client
-        assert may_leave.wait(10)
+        assert may_leave.wait(LIMIT_S)
         leave.leave(client)
 
     monkeypatch.setattr(session_module, "leave", slow)

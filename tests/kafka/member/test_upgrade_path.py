@@ -80,7 +80,7 @@ class Deployment:
                     self.commit(member)
             return until() and not self.refused
 
-        wait_until(step, timeout_s=20, what=what, interval_s=0)
+        wait_until(step, timeout_s=120, what=what, interval_s=0)
 
     def commit(self, member: RebalanceAwareConsumer) -> None:
         self.refused.discard(member)

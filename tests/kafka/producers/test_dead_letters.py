@@ -235,7 +235,7 @@ def test_confirmed_record_is_in_the_topic(
         {"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": "etl"}, topic
     )
     letters.send("orders-0-0-10", '{"start": 0}')
-    assert wait_until(letters.deliveries, timeout_s=30, what="the record to be confirmed") == (
+    assert wait_until(letters.deliveries, timeout_s=120, what="the record to be confirmed") == (
         Delivery("orders-0-0-10"),
     )
     letters.close()

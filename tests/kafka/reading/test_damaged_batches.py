@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.broker
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SMALL = {
     "fetch.max.bytes": 4_000,
     "fetch.message.max.bytes": 4_000,

@@ -82,7 +82,7 @@ class Log:
             self.read()
             return len(self.seen.get(tp, [])) >= count
 
-        wait_until(enough, timeout_s=30, what=f"{count} records of {tp}", interval_s=0)
+        wait_until(enough, timeout_s=120, what=f"{count} records of {tp}", interval_s=0)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_put_back_records_are_returned_again(log: Log) -> None:
         taken.extend(log.fetcher.read(500, 0.1))
         return len(taken) == EACH - 5 + EACH - 8
 
-    wait_until(all_read, timeout_s=30, what="all records", interval_s=0)
+    wait_until(all_read, timeout_s=120, what="all records", interval_s=0)
     log.fetcher.put_back_unseen()
     log.read_until(log.tp(0), EACH - 5)
     log.read_until(log.tp(1), EACH - 8)
@@ -142,7 +142,7 @@ def test_lag_is_known_after_the_first_fetch(log: Log) -> None:
     log.start(0)
     assert log.fetcher.lag(log.tp(0)) is None
     wait_until(
-        lambda: log.read(max_records=8), timeout_s=30, what="the first records", interval_s=0
+        lambda: log.read(max_records=8), timeout_s=120, what="the first records", interval_s=0
     )
     read = len(log.seen[log.tp(0)])
     assert 0 < read <= 8
@@ -154,7 +154,7 @@ def test_lag_is_known_after_the_first_fetch(log: Log) -> None:
 def test_seek_to_an_invalid_offset_is_refused(log: Log, offset: int) -> None:
     log.produce(0)
     log.start(0)
-    wait_until(lambda: log.read(max_records=1), timeout_s=30, what="a record", interval_s=0)
+    wait_until(lambda: log.read(max_records=1), timeout_s=120, what="a record", interval_s=0)
     with pytest.raises(
         IllegalStateError, match=rf"seek of {log.tp(0)} to {offset}: .*seek_to_beginning"
     ):
@@ -316,7 +316,7 @@ def test_position_stays_before_an_unreadable_batch(
         records.extend(consume_available(log.fetcher._consumer, 500, 0.1))
         return len(records) == EACH
 
-    wait_until(all_there, timeout_s=30, what="the records of the client", interval_s=0)
+    wait_until(all_there, timeout_s=120, what="the records of the client", interval_s=0)
     unreadable = Message(
         topic=log.topic, partition=0, error=KafkaError(KafkaError._BAD_MSG, "failed CRC32C check")
     )
@@ -394,7 +394,7 @@ def test_partitions_without_reset_are_reported_together_until_sought(cluster: Mo
         return set()
 
     wait_until(
-        lambda: told() == stuck, timeout_s=30, what="the error that names both", interval_s=0
+        lambda: told() == stuck, timeout_s=120, what="the error that names both", interval_s=0
     )
     log.read_until(log.tp(2), EACH)
     assert told() == stuck
@@ -476,7 +476,7 @@ def test_poll_returns_no_record_of_held_partitions(log: Log) -> None:
         return len(seen) == 2 * EACH
 
     wait_until(
-        all_of_the_others, timeout_s=30, what="the records of the retained partitions", interval_s=0
+        all_of_the_others, timeout_s=120, what="the records of the retained partitions", interval_s=0
     )
     assert set(seen) == {number for number in range(4) if log.tp(number) not in held}
     blue.close()

@@ -153,7 +153,7 @@ def test_resume_reads_records_that_a_pause_dropped(group: Readers) -> None:
             blue.offsets[message.partition() or 0].append(message.offset() or 0)
         return some()
 
-    wait_until(step, timeout_s=30, what="some records of each partition", interval_s=0)
+    wait_until(step, timeout_s=120, what="some records of each partition", interval_s=0)
     quiet = [blue.tp(0), blue.tp(1)]
     blue.consumer.pause(quiet)
     before = [len(blue.offsets[tp.partition]) for tp in quiet]
@@ -194,7 +194,7 @@ def test_deleted_offset_without_reset_raises(group: Readers) -> None:
         return blue.count == 24
 
     wait_until(
-        all_read, timeout_s=30, what="the records after the offsets that were chosen", interval_s=0
+        all_read, timeout_s=120, what="the records after the offsets that were chosen", interval_s=0
     )
 
 
@@ -218,7 +218,7 @@ def test_member_reports_no_deleted_offset(
             consumer.subscribe([topic])
             wait_until(
                 lambda: consumer.poll(0.1) or consumer.assignment(),
-                timeout_s=30,
+                timeout_s=120,
                 what="an assignment",
                 interval_s=0,
             )

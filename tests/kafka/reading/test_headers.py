@@ -89,5 +89,5 @@ def test_poll_repairs_headers(mock_cluster: MockCluster, topic: str) -> None:
             found.extend(consumer.poll(0.1))
             return len(found) == len(HEADERS)
 
-        wait_until(has_all, timeout_s=30, what="all records")
+        wait_until(has_all, timeout_s=120, what="all records")
     assert [message.headers() for message in found] == HEADERS

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.broker
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def reader_of(kafka: KafkaCluster, **settings: Any) -> RangeReader:  # noqa: ANN401 - settings of all kinds

@@ -26,7 +26,7 @@ P0, P1, OTHER = (
     TopicPartition("orders", 1),
     TopicPartition("users", 0),
 )
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 class Ids:

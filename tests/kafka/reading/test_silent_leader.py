@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker
 
 RECORDS = 3
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
 
 
@@ -97,7 +97,7 @@ def test_end_offsets_of_an_unavailable_leader_raise_until_its_successor(
                 return None
 
         found = wait_until(
-            with_timeout, timeout_s=60, what="another leader, found by short queries"
+            with_timeout, timeout_s=120, what="another leader, found by short queries"
         )
         assert found == dict.fromkeys(PARTITIONS, RECORDS)
         assert consumer.beginning_offsets(PARTITIONS, 10.0) == dict.fromkeys(PARTITIONS, 0)

@@ -171,7 +171,7 @@ def test_member_stays_in_the_group_while_the_storage_hangs(
         bench.turn()
         return len(bench.mailbox.mail.batch_requests) == 2
 
-    wait_until(are_offered, timeout_s=60, what="two offers")
+    wait_until(are_offered, timeout_s=120, what="two offers")
     let_go, hanging = threading.Event(), threading.Event()
     real = bench.member_loop.dependencies.runs.read
 
@@ -185,7 +185,7 @@ def test_member_stays_in_the_group_while_the_storage_hangs(
         return hanging.is_set()
 
     monkeypatch.setattr(bench.member_loop.dependencies.runs, "read", hangs)
-    wait_until(is_hanging, timeout_s=60, what="the storage to hang")
+    wait_until(is_hanging, timeout_s=120, what="the storage to hang")
     began = bench.group.clock()
     bench.joined_by_another()
     bench.until(lambda: len(bench.engine.partitions) == 1)
@@ -203,7 +203,7 @@ def test_member_stays_in_the_group_while_the_storage_hangs(
         bench.turn()
         return bench.offset(batch_request.ranges[0].partition) == 10
 
-    wait_until(is_committed, timeout_s=60, what="the commit")
+    wait_until(is_committed, timeout_s=120, what="the commit")
 
 
 @pytest.mark.parametrize("topics", [(), ("orders",)])
@@ -263,7 +263,7 @@ def test_member_survives_a_database_that_never_answers(postgres: Postgres) -> No
             bench.turn()
             return len(bench.mailbox.mail.batch_requests) == 2
 
-        wait_until(has_offers, timeout_s=60, what="the offers")
+        wait_until(has_offers, timeout_s=120, what="the offers")
         proxy.fall_silent()
         bench.joined_by_another()
         bench.until(lambda: len(bench.engine.partitions) == 1, turns=2_000)
@@ -280,4 +280,4 @@ def test_member_survives_a_database_that_never_answers(postgres: Postgres) -> No
             bench.turn()
             return bench.offset(batch_request.ranges[0].partition) == 10
 
-        wait_until(is_committed, timeout_s=60, what="the commit")
+        wait_until(is_committed, timeout_s=120, what="the commit")

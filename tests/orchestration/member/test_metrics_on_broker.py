@@ -61,7 +61,7 @@ def test_streaming_run_is_scraped_while_it_works(
             lag = value(text, "dagster_rebalance_partition_lag")
             return text if in_flight == lag == 7 else None
 
-        texts.append(wait_until(is_told, timeout_s=60, what="the metrics of the batch at work"))
+        texts.append(wait_until(is_told, timeout_s=120, what="the metrics of the batch at work"))
         os.kill(os.getpid(), signal.SIGTERM)
 
     for _ in range(5):

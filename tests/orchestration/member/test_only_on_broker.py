@@ -144,7 +144,7 @@ def test_per_batch_form_makes_runs_for_ranges_with_a_hit_only(
         return found
 
     expected = {f"{topic}-0": 1_500, f"{topic}-1": 0, f"{topic}-2": 10}
-    wait_until(lambda: left_out() == expected or None, timeout_s=60, what="the records of commits")
+    wait_until(lambda: left_out() == expected or None, timeout_s=120, what="the records of commits")
     member.leave("the test ends")
     member.join(time.monotonic() + 30)
     assert seen == [b"700", b"1499"]

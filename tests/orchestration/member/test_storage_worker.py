@@ -85,7 +85,7 @@ class Desk:
     def until(self, condition: Callable[[], object]) -> None:
         wait_until(
             condition,
-            timeout_s=60,
+            timeout_s=120,
             what=lambda: f"the storage; done: {self.done}, notes: {self.notes}",
         )
 

@@ -56,7 +56,7 @@ class Farm:
         self.stuck.set()
 
     def make(
-        self, shutdown_timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+        self, shutdown_timeout_s: float = 60.0, clock: Callable[[], float] = time.monotonic
     ) -> HostedMember:
         member = HostedMember(
             "test", self._parts, shutdown_timeout_s=shutdown_timeout_s, clock=clock
@@ -68,7 +68,7 @@ class Farm:
     def _parts(self) -> Iterator[MemberDependencies]:
         if self.fails:
             raise self.fails.pop(0)
-        assert self.stuck.wait(30)
+        assert self.stuck.wait(120)
         config = {"bootstrap.servers": "memory:1", "group.id": "etl"}
         clock = self.group.clock
         with RebalanceAwareConsumer(
@@ -92,7 +92,7 @@ def farm() -> Iterator[Farm]:
         for member in made.made:
             member.leave("the test is over")
         for member in made.made:
-            member.join(time.monotonic() + 30)
+            member.join(time.monotonic() + 120)
             assert member.is_over
 
 
@@ -104,7 +104,7 @@ def has_joined(farm: Farm, members: Members) -> bool:
 def test_ticks_share_one_member_for_each_key(farm: Farm) -> None:
     """A tick comes on another thread each time."""
     members = Members()
-    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    wait_until(lambda: has_joined(farm, members), timeout_s=120, what="the member to join")
     assert len(farm.made) == 1
     assert members.get("key") is farm.made[0]
     assert members.get("another") is None, "a look-up creates no member"
@@ -113,32 +113,32 @@ def test_ticks_share_one_member_for_each_key(farm: Farm) -> None:
 
 
 def test_first_tick_has_the_first_assignment(farm: Farm) -> None:
-    mail, _ = Members(patience_s=30).tick("key", farm.make)
+    mail, _ = Members(patience_s=120).tick("key", farm.make)
     assert mail.summary[0].startswith("owns orders-0, orders-1")
 
 
 def test_first_tick_fails_with_its_member(farm: Farm) -> None:
     farm.fails = [BrokerError("no answer from kafka:9092")]
     with pytest.raises(BrokerError, match="no answer from kafka:9092"):
-        Members(patience_s=30).tick("key", farm.make)
+        Members(patience_s=120).tick("key", farm.make)
 
 
 def test_failed_member_fails_the_next_tick_and_is_replaced(farm: Farm) -> None:
     members = Members()
     farm.fails = [BrokerError("no answer from kafka:9092")]
     failed = farm.make()
-    wait_until(lambda: failed.is_over, timeout_s=30, what="the failure")
+    wait_until(lambda: failed.is_over, timeout_s=120, what="the failure")
     with pytest.raises(BrokerError, match="no answer from kafka:9092"):
         members.tick("key", lambda: failed)
-    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="a new member to join")
+    wait_until(lambda: has_joined(farm, members), timeout_s=120, what="a new member to join")
     assert members.get("key") is not failed
 
 
 def test_member_that_left_is_replaced(farm: Farm) -> None:
     members = Members()
-    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    wait_until(lambda: has_joined(farm, members), timeout_s=120, what="the member to join")
     farm.made[0].leave("test")
-    farm.made[0].join(time.monotonic() + 30)
+    farm.made[0].join(time.monotonic() + 120)
     mail, _ = members.tick("key", farm.make)
     assert mail.batch_requests == ()
     assert members.get("key") is None
@@ -154,13 +154,13 @@ def test_notes_reach_one_tick(farm: Farm) -> None:
         notes.extend(members.tick("key", farm.make)[1])
         return any("assigned orders-0" in note for note in notes)
 
-    wait_until(assigned, timeout_s=30, what="the note")
+    wait_until(assigned, timeout_s=120, what="the note")
     assert len([note for note in notes if "assigned orders-0" in note]) == 1
 
 
 def test_shutdown_lets_members_leave_the_group(farm: Farm) -> None:
     members = Members()
-    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    wait_until(lambda: has_joined(farm, members), timeout_s=120, what="the member to join")
     members.shut_down()
     assert farm.made[0].is_over
     assert farm.group.members == ()
@@ -225,12 +225,12 @@ def test_signal_lets_members_leave_and_prevents_others(
     """A code server answers ticks until its runs are over."""
     watched: list[Callable[[], None]] = []
     members = Members(watched.append)
-    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    wait_until(lambda: has_joined(farm, members), timeout_s=120, what="the member to join")
     members.tick("another", farm.make)
     (told_to_end,) = watched
     told_to_end()
     for member in farm.made:
-        member.join(time.monotonic() + 30)
+        member.join(time.monotonic() + 120)
         assert member.is_over, "the member ends without a tick and before the process"
     for key in ("key", "another", "a third"):
         members.tick(key, farm.make)
@@ -243,16 +243,16 @@ def test_replaced_member_stays_out_while_its_successor_lives(farm: Farm) -> None
     """Two replicas of a code server both get ticks."""
     members = Members()
     seat = MemberLease(farm.instance, GroupAssets.of("etl"), "blue", "sensor")
-    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    wait_until(lambda: has_joined(farm, members), timeout_s=120, what="the member to join")
     wait_until(
-        lambda: seat.read().startswith("p "), timeout_s=30, what="the member to take its seat"
+        lambda: seat.read().startswith("p "), timeout_s=120, what="the member to take its seat"
     )
     other = Catalogue(
         farm.instance, GroupAssets.of("etl"), MemberIdentity("blue", "sensor", "replica")
     )
     other.record_joined()
     other.renew_lease()
-    wait_until(lambda: farm.made[0].is_over, timeout_s=30, what="the member to make way")
+    wait_until(lambda: farm.made[0].is_over, timeout_s=120, what="the member to make way")
     for _ in range(3):
         mail, _ = members.tick("key", farm.make, seat.read)
         assert "run one replica of the code server" in mail.summary[0]
@@ -275,14 +275,14 @@ def test_hanging_member_fails_its_ticks_and_is_replaced(
     def poll(member: PacedMember, timeout_s: float) -> list[GroupEvent]:
         if member.is_subscribed_to("orders") and farm.group.members and not hangs.is_set():
             hangs.set()
-            assert wakes.wait(60)
+            assert wakes.wait(120)
         return real(member, timeout_s)
 
     monkeypatch.setattr(PacedMember, "poll", poll)
     members = Members()
     make = partial(farm.make, clock=clock)
     members.tick("key", make)
-    assert hangs.wait(60)
+    assert hangs.wait(120)
     clock.advance(29)
     members.tick("key", make)
     clock.advance(2)
@@ -299,12 +299,12 @@ def test_hanging_member_fails_its_ticks_and_is_replaced(
         members.tick("key", make)
     wait_until(
         lambda: has_joined(farm, members) and len(farm.made) == 2,
-        timeout_s=30,
+        timeout_s=120,
         what="the new member to join",
     )
     assert not farm.made[0].is_over
     wakes.set()
-    farm.made[0].join(time.monotonic() + 30)
+    farm.made[0].join(time.monotonic() + 120)
     assert farm.made[0].is_over, "the superseded member leaves without a request"
     assert len(farm.group.members) == 1
     assert members.get("key") is farm.made[1]

@@ -255,7 +255,7 @@ def test_new_letters_are_read_incrementally_and_by_the_check(
                 return False
             return True
 
-        wait_until(is_recreated, timeout_s=30, what="a new topic")
+        wait_until(is_recreated, timeout_s=120, what="a new topic")
         again = [replace(one, reason="again") for one in letters]
         store(kafka, *again, letters[0])  # as many records as before
 
@@ -266,7 +266,7 @@ def test_new_letters_are_read_incrementally_and_by_the_check(
                 return False
             return [row.reason for row in found.rows] == ["again"]
 
-        wait_until(is_noticed, timeout_s=30, what="the letters of the new topic")
+        wait_until(is_noticed, timeout_s=120, what="the letters of the new topic")
 
 
 @pytest.mark.broker

@@ -121,7 +121,7 @@ def answer(letters: DeadLetters, letter: StoreDeadLetter) -> DeadLetterStored | 
     letters.store(letter, "ValueError: no price")
     assert letters.is_under_way(letter.range)
     letters.store(letter, "ValueError: no price")
-    found = wait_until(lambda: [*letters.answers()] or None, timeout_s=30, what="an answer")
+    found = wait_until(lambda: [*letters.answers()] or None, timeout_s=120, what="an answer")
     assert not letters.is_under_way(letter.range)
     (only,) = found
     assert only.letter == letter

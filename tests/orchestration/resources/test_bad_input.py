@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.fixtures import TopicFactory
 
 pytestmark = pytest.mark.broker
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @dg.asset(required_resource_keys={"kafka_batch"})

@@ -36,7 +36,7 @@ class _Runs:
 
     def _ask(self, what: str, run_id: str) -> None:
         self.asked.append((what, run_id))
-        self.may_go_on.wait(10)
+        self.may_go_on.wait(120)
         if self._problem is not None:
             raise self._problem
 
@@ -57,7 +57,7 @@ class _Stage:
 
     def wait(self) -> None:
         for thread in self.threads:
-            thread.join(10)
+            thread.join(120)
 
 
 def test_run_is_cancelled_by_one_thread_at_a_time() -> None:
@@ -85,7 +85,7 @@ def test_slow_launcher_does_not_block_other_runs() -> None:
     stage = _Stage(port)
     stage.ender.cancel([f"run-{number}" for number in range(20)])
     wait_until(
-        lambda: len(port.asked) == MAX_THREADS, timeout_s=10, what="as many as are done at once"
+        lambda: len(port.asked) == MAX_THREADS, timeout_s=120, what="as many as are done at once"
     )
     assert len(stage.threads) == MAX_THREADS
     port.may_go_on.set()
@@ -98,7 +98,7 @@ def test_hanging_task_is_retried_in_another_thread() -> None:
     stage = _Stage(port)
     runs = [f"run-{number}" for number in range(MAX_THREADS)]
     stage.ender.end_dead(dict.fromkeys(runs, ""))
-    wait_until(lambda: len(port.asked) == MAX_THREADS, timeout_s=10, what="all threads to hang")
+    wait_until(lambda: len(port.asked) == MAX_THREADS, timeout_s=120, what="all threads to hang")
     stage.now = SLOW_S - 1
     stage.ender.end_dead({"run-0": "", "another": ""})
     assert len(stage.threads) == MAX_THREADS
@@ -106,13 +106,13 @@ def test_hanging_task_is_retried_in_another_thread() -> None:
     stage.ender.end_dead({"run-0": ""})
     wait_until(
         lambda: port.asked[MAX_THREADS:] == [("end", "another")],
-        timeout_s=10,
+        timeout_s=120,
         what="the other run to be asked for",
     )
     stage.now = PATIENCE_S
     stage.ender.end_dead({"run-0": ""})
     wait_until(
-        lambda: len(port.asked) == MAX_THREADS + 2, timeout_s=10, what="both to be asked for"
+        lambda: len(port.asked) == MAX_THREADS + 2, timeout_s=120, what="both to be asked for"
     )
     assert port.asked[MAX_THREADS + 1 :] == [("end", "run-0")]
     assert sorted(stage.notes) == [
@@ -129,11 +129,11 @@ def test_patience_doubles_only_for_the_run_that_hangs_again() -> None:
     stage = _Stage(port)
     runs = dict.fromkeys([f"run-{number}" for number in range(MAX_THREADS)], "")
     stage.ender.end_dead(runs)
-    wait_until(lambda: len(port.asked) == MAX_THREADS, timeout_s=10, what="all threads to hang")
+    wait_until(lambda: len(port.asked) == MAX_THREADS, timeout_s=120, what="all threads to hang")
     stage.now = PATIENCE_S
     stage.ender.end_dead(runs)
     wait_until(
-        lambda: len(port.asked) == 2 * MAX_THREADS, timeout_s=10, what="all to be asked for again"
+        lambda: len(port.asked) == 2 * MAX_THREADS, timeout_s=120, what="all to be asked for again"
     )
     stage.now = 3 * PATIENCE_S - 1
     stage.ender.end_dead(runs)
@@ -142,7 +142,7 @@ def test_patience_doubles_only_for_the_run_that_hangs_again() -> None:
     stage.ender.end_dead(runs)
     wait_until(
         lambda: len(port.asked) == 3 * MAX_THREADS,
-        timeout_s=10,
+        timeout_s=120,
         what="all to be asked for once more",
     )
     port.may_go_on.set()
@@ -155,7 +155,7 @@ def test_hanging_run_holds_bounded_number_of_threads() -> None:
     while stage.now < 2 * 86_400:
         stage.ender.end_dead({"run-1": ""})
         wait_until(
-            lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask"
+            lambda: len(port.asked) == len(stage.threads), timeout_s=120, what="each thread to ask"
         )
         stage.now += PATIENCE_S
     assert len(stage.threads) == MAX_REPLACED + 1
@@ -170,7 +170,7 @@ def test_silent_launchers_hold_bounded_number_of_threads() -> None:
     for stage.now in (0.0, SLOW_S, 2 * SLOW_S, 3 * SLOW_S, 4 * SLOW_S, 5 * SLOW_S):
         stage.ender.cancel([f"run-{number}" for number in range(100)])
         wait_until(
-            lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask"
+            lambda: len(port.asked) == len(stage.threads), timeout_s=120, what="each thread to ask"
         )
     assert len(stage.threads) == 16
     port.may_go_on.set()

@@ -33,7 +33,7 @@ class Started:
         here, there = context.Pipe()
         self.process = context.Process(target=_tell_and_wait, args=(there,))
         self.process.start()
-        assert here.poll(60)
+        assert here.poll(200)
         self.name: str = here.recv()
         self.pid = self.process.pid or 0
 
@@ -46,7 +46,7 @@ def started() -> Iterator[Started]:
     made = Started()
     yield made
     made.process.kill()
-    made.process.join(60)
+    made.process.join(120)
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -83,7 +83,7 @@ def test_process_of_several_runs_is_not_killed() -> None:
         assert other.poll() is None
     finally:
         other.kill()
-        other.wait(60)
+        other.wait(120)
 
 
 def test_process_is_not_killed_without_pidfd(
@@ -115,11 +115,11 @@ def test_run_is_not_gone_before_its_child_processes(
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         process.kill(started.name)
-        started.process.join(60)
+        started.process.join(120)
         assert not Path(f"/proc/{started.pid}").exists()
         assert not process.is_gone(started.name, RUN)
         assert process.is_gone(started.name, "another run")
     finally:
         child.kill()
-        child.wait(60)
+        child.wait(120)
     assert process.is_gone(started.name, RUN)

@@ -70,7 +70,7 @@ def test_streaming_run_continues_with_a_new_password(
         secured_kafka.add_user(name, f"{PASSWORD} anew")
         monkeypatch.setattr(vault, "login", (name, f"{PASSWORD} anew"))
         asked = vault.asked
-        wait_until(lambda: vault.asked > asked + 5, timeout_s=60, what="the function to be asked")
+        wait_until(lambda: vault.asked > asked + 5, timeout_s=120, what="the function to be asked")
         secured_kafka.restart()
         produce(secured_kafka, name, "after")
 

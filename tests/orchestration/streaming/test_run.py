@@ -112,7 +112,7 @@ def test_batch_that_is_claimed_ahead_begins_before_the_commit(
         if len(stage.batches) == 1:
             known = stage.group.committed
             wait_until(
-                lambda: len(decode(known[tp(0)]).claims) == 2, timeout_s=60, what="the next claim"
+                lambda: len(decode(known[tp(0)]).claims) == 2, timeout_s=120, what="the next claim"
             )
         else:
             has_begun.set()

@@ -73,11 +73,11 @@ def test_workers_end_without_tracebacks_after_ctrl_c(
 ) -> None:
     until(proving)
     os.killpg(proving.pid, signal.SIGINT)
-    wait_until(lambda: proving.is_gone, timeout_s=60, what="the workers to end")
+    wait_until(lambda: proving.is_gone, timeout_s=120, what="the workers to end")
     assert proving.tail(1000).count("Traceback") == 1, proving.tail(1000)
 
 
 def test_workers_end_with_their_killed_parent(proving: ChildProcess) -> None:
     play_on(proving)
     proving.kill()
-    wait_until(lambda: proving.is_gone, timeout_s=60, what="the workers to end")
+    wait_until(lambda: proving.is_gone, timeout_s=120, what="the workers to end")
