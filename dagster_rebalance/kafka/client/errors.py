@@ -154,6 +154,7 @@ _VALUE = re.compile(
 """The value of a setting in librdkafka's messages."""
 _NOT_RENEWED = re.compile(
     "Failed to acquire SASL OAUTHBEARER token|Request not valid in current SASL state"
+    "|FindCoordinator response error: Local: Authentication failure"
 )
 """librdkafka's messages for a login that it could not renew."""
 
@@ -283,7 +284,8 @@ def is_renewal_failure(error: KafkaError) -> bool:
 
     Either the issuer returned no token, or a connection was to authenticate twice within a second,
     which Kafka refuses (KIP-368). The second case occurs while the last token is about to expire.
-    Before the first login, the same error indicates a wrong login.
+    The request for the coordinator fails with its connection, whose error is reported before.
+    Before the first login, the same errors indicate a wrong login.
     """
     return error.code() == KafkaError._AUTHENTICATION and bool(_NOT_RENEWED.search(error.str()))
 

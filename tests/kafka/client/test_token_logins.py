@@ -32,6 +32,8 @@ NOT_RENEWED = {
         "SASL OAUTHBEARER mechanism handshake failed: Broker: Request not valid in current SASL "
         "state: broker's supported mechanisms: "
     ),
+    # The request that waits for that connection.
+    "too soon, for a request": "FindCoordinator response error: Local: Authentication failure",
 }
 
 
