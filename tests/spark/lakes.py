@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("delta", "iceberg")
 
+# A dropped session shuts down the threads that all sessions share. If the collector drops it while
+# another session uses them, that one fails, or waits forever for a lock that its own thread holds
+# (pyspark 4.0, reattach.py). `stop` closes the sessions of tests.
+with suppress(AttributeError):
+    del ConnectSession.__del__
+
 
 @contextmanager
 def table_server(warehouse: Path) -> Iterator[SparkConnectServer]:
@@ -38,9 +43,6 @@ def table_server(warehouse: Path) -> Iterator[SparkConnectServer]:
 
 @contextmanager
 def connected(server: SparkConnectServer) -> Iterator[SparkSession]:
-    # A dropped session shuts the threads down that all sessions share. When the collector drops it
-    # while another session is about to use them, that one fails (pyspark 4.0, reattach.py).
-    gc.collect()
     session = ConnectSession.builder.remote(server.remote).create()
     yield session  # type: ignore[misc]  # the two kinds share a parent in pyspark's code, but not in its types
     session.stop()

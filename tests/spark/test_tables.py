@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -184,25 +184,30 @@ def test_concurrent_writers_leave_a_range_once(server: SparkConnectServer, table
     start = threading.Barrier(3)
     errors: list[BaseException] = []
 
-    def work(value: str) -> None:
-        with connected(server) as session:
-            start.wait(LIMIT_S)
-            for round_ in range(2):
-                frame = records(session, range_, value)
-                late = slowly(frame, 0, 2000) if value == "a" and round_ else frame
-                table.write(late, [range_])
+    def work(session: SparkSession, value: str) -> None:
+        start.wait(LIMIT_S)
+        for round_ in range(2):
+            frame = records(session, range_, value)
+            late = slowly(frame, 0, 2000) if value == "a" and round_ else frame
+            table.write(late, [range_])
 
-    def work_and_record(value: str) -> None:
+    def work_and_record(session: SparkSession, value: str) -> None:
         try:
-            work(value)
+            work(session, value)
         except BaseException as error:  # noqa: BLE001 - compared below
             errors.append(error)
 
-    writers = [threading.Thread(target=work_and_record, args=(value,)) for value in "abc"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(2 * LIMIT_S)
+    with ExitStack() as sessions:  # one that ends shuts down threads that all of them share
+        writers = [
+            threading.Thread(
+                target=work_and_record, args=(sessions.enter_context(connected(server)), value)
+            )
+            for value in "abc"
+        ]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join(2 * LIMIT_S)
     assert errors == []
     with connected(server) as session:
         found = table.read(session)
