@@ -75,7 +75,7 @@ class Ward:
             record = one.record
             headers: Any = record.headers
             producer.produce(self.letters, key=record.key, value=record.value, headers=headers)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
 
     def output(self, *arguments: str) -> str:
         """Return the output of a command for the group."""
@@ -143,7 +143,7 @@ def test_records_that_are_no_letters_are_counted_and_named(ward: Ward) -> None:
     producer = Producer(ward.kafka.client_config())
     producer.produce(ward.letters, key=b"x", value=b"\xff", partition=0)
     producer.produce(ward.letters, key=None, value=None, partition=1)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     _, note, *_ = ward.output("list").splitlines()
     assert note.startswith("2 records are no letters; partition ")
     assert ward.listed()["malformed"] == 2

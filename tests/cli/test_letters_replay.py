@@ -69,7 +69,7 @@ class Ground:
                 partition=0,
                 timestamp=AT_MS + number,
             )
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         self.partition = TopicPartition(ward.orders, 0)
         stored = {self.partition: OffsetAndMetadata(RECORDS)}
         ward.resource.group().move(stored, shown={self.partition: None})
@@ -210,7 +210,7 @@ def test_record_that_kafka_has_deleted_comes_from_its_letter(ground: Ground) -> 
     ward.store(ground.record(3), ground.record(12), ground.failed_range(4, 6))
     admin = AdminClient({**ward.kafka.client_config()})
     for future in admin.delete_records([Partition(ward.orders, 0, 10)]).values():
-        future.result(30)
+        future.result(120)
     with pytest.raises(ConfigurationError, match=r"has deleted its records .* discard it"):
         ward.output("replay", f"{ward.orders}-0-4-6", *WHY)
     (result,) = ground.replay(f"{ward.orders}-0-3", f"{ward.orders}-0-12")

@@ -23,7 +23,7 @@ COMMAND = [sys.executable, "-m", "dagster_rebalance.cli"]
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run the command to its end, and return its exit code and output."""
     with ChildProcess("the command", [*COMMAND, *arguments], log=folder / "log") as child:
-        return child.wait(60), child.tail()
+        return child.wait(120), child.tail()
 
 
 @pytest.mark.broker
@@ -40,9 +40,9 @@ def test_broker_runs_until_a_signal_ends_it(tmp_path: Path, number: signal.Signa
         produce = f"dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:{port}"
         assert produce in child.tail()
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
-        assert len(admin.list_topics(timeout=30).topics["orders"].partitions) == 8
+        assert len(admin.list_topics(timeout=120).topics["orders"].partitions) == 8
         child.send(number)
-        assert child.wait(30) == 0
+        assert child.wait(120) == 0
         assert child.tail().endswith("Kafka and its data are removed\n")
         assert not accepts_connections(port)
 

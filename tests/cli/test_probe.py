@@ -93,7 +93,7 @@ class Shop:
         producer = Producer(kafka.client_config())
         for number in range(5):
             producer.produce(topic, key=f"k{number}", value=f"v{number}", partition=0)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
 
     def file(self, form: str = "batch", remote: str = "") -> Path:
         path = self.folder / f"{form}_{self.topic.replace('-', '_')}.py"

@@ -157,7 +157,7 @@ def test_scaffolded_components_process_records(
         producer = Producer(kafka_broker.client_config())
         for number in range(RECORDS):
             producer.produce(topic, str(number))
-        producer.flush(30)
+        producer.flush(120)
     location = CodeLocation(
         "shop",
         "shop.definitions",

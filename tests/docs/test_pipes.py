@@ -250,7 +250,7 @@ def topic(kafka_broker: KafkaCluster) -> str:
     producer = Producer(kafka_broker.client_config())
     for number in range(10):
         producer.produce("piped", str(number).encode(), partition=0)
-    producer.flush(30)
+    producer.flush(120)
     return "piped"
 
 

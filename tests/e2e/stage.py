@@ -137,7 +137,7 @@ class Group:
         for partition in partitions:
             for number in range(records):
                 producer.produce(self.name, f"{partition}:{number}".encode(), partition=partition)
-        producer.flush(30)
+        producer.flush(120)
 
     def turn_on(self, location: str) -> None:
         """Let a code location take part."""

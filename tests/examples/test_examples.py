@@ -45,7 +45,7 @@ class Stage:
         """Append records of ten bytes to each partition."""
         for number in range(4 * each):
             self._producer.produce(self.topic, b"0123456789", partition=number % 4)
-        assert self._producer.flush(10) == 0
+        assert self._producer.flush(120) == 0
         self.produced += 4 * each
 
     def start(self, example: str, *arguments: str) -> ChildProcess:
@@ -81,7 +81,7 @@ def wait(until: Callable[[], object], what: str, *examples: ChildProcess) -> Non
 def end(example: ChildProcess) -> None:
     """Ctrl-C."""
     example.send(signal.SIGINT)
-    assert example.wait(20) == 0, example.tail()
+    assert example.wait(120) == 0, example.tail()
 
 
 def worked_on(*examples: ChildProcess) -> Counter[tuple[str, str]]:
@@ -150,7 +150,7 @@ def copied(stage: Stage, output: str) -> Counter[tuple[str, str]]:
     try:
         numbers = list(range(4))
         ends = [
-            reader.get_watermark_offsets(TopicPartition(output, number), timeout=10)[1]
+            reader.get_watermark_offsets(TopicPartition(output, number), timeout=120)[1]
             for number in numbers
         ]
         reader.assign([TopicPartition(output, number, 0) for number in numbers])
@@ -214,7 +214,7 @@ def test_ctrl_c_during_a_commit_copies_each_record_once(
         INTERRUPTED_IN_A_COMMIT.replace("transactions.py", str(EXAMPLES / "transactions.py"))
     )
     first = stage.start(str(interrupted), output)
-    assert first.wait(30) == 0, first.tail()
+    assert first.wait(120) == 0, first.tail()
     second = stage.start("transactions.py", output)
     stage.produce(5)
     wait(lambda: len(copied(stage, output)) == stage.produced, "all copies", first, second)

@@ -37,7 +37,9 @@ def produce_batches(kafka: KafkaCluster, topic: str, partition: int, codec: str 
     for batch in range(3):
         for number in range(EACH):
             producer.produce(topic, f"{batch}-{number} {'abc' * 30}", partition=partition)
-        wait_until(lambda: producer.poll(0.1) >= 0 and not len(producer), timeout_s=120, what="acks")
+        wait_until(
+            lambda: producer.poll(0.1) >= 0 and not len(producer), timeout_s=120, what="acks"
+        )
 
 
 def break_byte(kafka: KafkaCluster, topic: str, partition: int) -> None:

@@ -31,7 +31,7 @@ def evict(bootstrap_servers: str, group: str, member_id: str, protocol: str) -> 
             + nothing * 5
         )
     request = header + body
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         (length,) = struct.unpack(">i", connection.recv(4))
         answer = connection.recv(length)

@@ -24,10 +24,10 @@ class SlowLeader:
         # The one node of a test cluster is the coordinator of every group, once a client has looked
         # one up and the node has created and loaded `__consumer_offsets`.
         client = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group})
-        client.committed([TopicPartition(topic, 0)], timeout=20)
+        client.committed([TopicPartition(topic, 0)], timeout=120)
         client.close()
         host, _, port = bootstrap_servers.partition(":")
-        self._connection = socket.create_connection((host, int(port)), timeout=20)
+        self._connection = socket.create_connection((host, int(port)), timeout=120)
         self._group = group
         self._topic = topic
         self._generation = 0

@@ -111,7 +111,7 @@ class Readers:
         for number in range(4):
             for _ in range(each):
                 self._producer.produce(self.topic, b"record", partition=number)
-        assert self._producer.flush(10) == 0
+        assert self._producer.flush(120) == 0
 
     def play(self, until: Callable[[], object], *readers: Reader, what: str) -> None:
 

@@ -192,7 +192,7 @@ def test_done_does_not_wait_for_a_commit_in_flight() -> None:
 
     def work() -> None:
         worker.start()
-        worker.join(10)
+        worker.join(120)
         assert not worker.is_alive()
 
     finish(tracker, 0)
@@ -215,7 +215,7 @@ def test_second_commit_waits_for_the_first() -> None:
     broker.during = overtake
     finish(tracker, 0)
     tracker.commit(broker)
-    second.join(10)
+    second.join(120)
     assert broker.requests == [{P0: 1}, {P0: 2}]
 
 

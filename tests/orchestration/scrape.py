@@ -65,7 +65,7 @@ def series(text: str) -> dict[str, set[str]]:
 def settle(meters: Meters) -> None:
     done = threading.Event()
     assert meters._put(done)
-    assert done.wait(30)
+    assert done.wait(120)
 
 
 def everything() -> str:

@@ -346,7 +346,7 @@ def test_bystander_waits_for_the_writer_that_locks_the_storage(tmp_path: Path) -
     waits.join(0.1)
     assert waits.is_alive()
     frozen.close()
-    waits.join(10)
+    waits.join(120)
     assert not waits.is_alive()
 
 

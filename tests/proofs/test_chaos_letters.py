@@ -147,7 +147,7 @@ def test_failed_replay_is_repeated_until_all_mended_records_are_replayed(
         producer.produce(TOPIC, letter.value, partition=letter.range.partition)
         at = replace(letter, range=replace(letter.range, start=0, until=1))
         producer.produce(LETTERS, at.value, at.key, headers=[*at.record.headers])
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     with closing(Consumer({**client, "group.id": GROUP})) as consumer:
         offsets = [TopicPartition(TOPIC, number, 1) for number in (0, 1)]
         consumer.commit(offsets=offsets, asynchronous=False)

@@ -52,7 +52,9 @@ def test_demo_ends_all_its_processes_after_ctrl_c(
             .rstrip()
             .endswith("everything that was started is gone, stopped before its end")
         )
-        wait_until(lambda: demo.is_gone, timeout_s=10, what="the demo's children to be gone with it")
+        wait_until(
+            lambda: demo.is_gone, timeout_s=10, what="the demo's children to be gone with it"
+        )
     assert not list((tmp_path / "tmp").glob("dagster-rebalance-*")), "its folders are gone too"
 
 

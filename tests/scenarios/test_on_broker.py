@@ -211,7 +211,7 @@ def test_hundreds_of_partitions_are_read_after_rapid_pauses_and_resumes(
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "linger.ms": 5})
     for number in range(PARTITIONS):
         producer.produce(topic, b"record", partition=number)
-    assert producer.flush(20) == 0
+    assert producer.flush(120) == 0
     consumer = RebalanceAwareConsumer(
         {
             "bootstrap.servers": kafka_broker.bootstrap_servers,
@@ -264,7 +264,7 @@ def test_hold_outlives_deleted_and_newly_matching_topics(
     play(lambda: blue.member.held, blue, green, what="a revoke request")
     held = blue.member.held
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    admin.delete_topics([deleted])[deleted].result(10)
+    admin.delete_topics([deleted])[deleted].result(120)
     begun = kafka_topic(2, prefix=f"{prefix}-new")
     pass_time(blue, green, polls=12)  # two looks for new topics would fit in
     assert blue.member.held == held

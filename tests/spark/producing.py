@@ -17,4 +17,4 @@ def produce(
     producer = Producer(dict(config))
     for value in values:
         producer.produce(topic, value, partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0

@@ -43,7 +43,7 @@ def test_given_messages_become_the_rows_of_a_kafka_read(
             headers=[("trace", b"\x00\x01"), ("trace", None)] if number % 2 else None,
             partition=number % 2,
         )
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     ranges = [OffsetRange(topic, 0, 0, 2), OffsetRange(topic, 0, 2, 3), OffsetRange(topic, 1, 1, 3)]
     kafka = KafkaConsumerResource(
         bootstrap_servers=kafka_broker.bootstrap_servers, group_id="etl", topics=[topic]

@@ -87,7 +87,7 @@ def produce(kafka: KafkaCluster, topic: str, registry: HttpRegistry) -> int:
     producer.produce(topic, None, key=avro(key_id, "string", "gone"), partition=0)
     producer.produce(topic, POISON, key=b"plain", partition=0, headers=HEADERS)
     producer.produce(topic, avro(latest, ORDER, {"id": 200, "item": "cup"}), key=None, partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     return latest
 
 
@@ -105,7 +105,7 @@ def batch_of(kafka: KafkaCluster, topic: str) -> KafkaBatch:
 def letters_in(kafka: KafkaCluster, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
     """Return key, value and headers of each record of a topic."""
     with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
-        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
+        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=120)
         consumer.assign([TopicPartition(topic, 0, 0)])
         found = consumer.consume(until, timeout=60.0)
     assert len(found) == until
@@ -187,7 +187,7 @@ def test_plain_json_is_decoded(
     for number in range(103):
         producer.produce(topic, b'{"id": %d}' % number, partition=0)
         producer.produce(topic, b'{"id": "x"}' if number == 5 else b'{"id": 1}', partition=1)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     schema = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
     frame = batch_of(kafka_broker, topic).decoded(
         SimpleNamespace(spark_session=session), value=plain_json(schema), keep_undecodable=True
@@ -226,7 +226,7 @@ def test_json_schema_keys_and_protobuf_values_are_decoded(
         value = framed(value_id, b"\x08%c" % number, indexes=b"\x00")
         producer.produce(topic, value, key=key, partition=0)
         producer.produce(topic, value, key=b"{}" if number == 5 else key, partition=1)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     spark, its = SimpleNamespace(spark_session=session), resource_of(registry)
     frame = batch_of(kafka_broker, topic).decoded(
         spark, value=its.protobuf(), key=its.json_schema(), keep_undecodable=True

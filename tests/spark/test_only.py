@@ -110,7 +110,7 @@ def test_readers_of_a_real_batch_return_the_same_records(
         sent: Any = message.headers() or ()
         headers: Any = [(name, value) for name, value in sent if name]
         producer.produce(topic, message.value(), message.key(), number % 2, headers=headers)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     ranges = [OffsetRange(topic, 0, 0, 60), OffsetRange(topic, 1, 10, 100)]
     only = RecordFilter(header_in={"kind": TEXTS, "Kind": TEXTS}, tombstones=False)
     kafka = KafkaConsumerResource(

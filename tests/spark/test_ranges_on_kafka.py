@@ -221,7 +221,7 @@ def test_range_of_several_tasks_is_one_file(
     producer = Producer(kafka)
     for number in range(40):
         producer.produce(topic, str(number), headers=[("trace", str(number).encode())])
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     options = {"includeHeaders": "true", "minPartitions": "4"}
     frame = read_ranges(session, [OffsetRange(topic, 0, 0, 40)], kafka, connector_options=options)
     found = frame.selectExpr("spark_partition_id() AS task", "value", "headers[0].value AS trace")

@@ -50,7 +50,7 @@ def produce(kafka: KafkaCluster, topic: str, *values: str, partition: int = 0) -
     )
     for value in values:
         producer.produce(topic, value, partition=partition)
-    assert producer.flush(60) == 0
+    assert producer.flush(120) == 0
 
 
 def commit(kafka: KafkaCluster, group: str, position: TopicPartition) -> None:
@@ -124,7 +124,7 @@ def test_topic_with_many_partitions_is_created_in_parts(
     topic = unique_name("orders")
     kafka_broker.create_topic(topic, 5)
     admin = AdminClient({**kafka_broker.client_config()})
-    assert len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == 5
+    assert len(admin.list_topics(topic, timeout=120).topics[topic].partitions) == 5
 
 
 def test_existing_topic_is_refused(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
@@ -135,7 +135,7 @@ def test_existing_topic_is_refused(kafka_broker: KafkaCluster, kafka_topic: Topi
 
 def test_topics_are_not_created_automatically(kafka_broker: KafkaCluster) -> None:
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
-    assert admin.list_topics("no-such-topic", timeout=10).topics["no-such-topic"].error is not None
+    assert admin.list_topics("no-such-topic", timeout=120).topics["no-such-topic"].error is not None
 
 
 def test_partitions_are_added_to_a_topic(
@@ -170,14 +170,14 @@ def test_suspended_node_answers_after_resume(
     topic = kafka_topic()
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
     producer.produce(topic, "first")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     kafka_broker.suspend()
     try:
         producer.produce(topic, "second")
         assert producer.flush(0.5) == 1
     finally:
         kafka_broker.resume()
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def test_three_nodes_elect_leader_and_coordinator_after_a_kill(
@@ -223,7 +223,7 @@ def test_kafka_ends_when_its_parent_is_killed() -> None:
     address, pid = parent.stdout.readline().split()
     assert Path(f"/proc/{pid}").exists()
     parent.send_signal(signal.SIGKILL)
-    parent.wait(10)
+    parent.wait(120)
     parent.stdout.close()
     wait_until(
         lambda: not accepts_connections(int(address.split(":")[1])),

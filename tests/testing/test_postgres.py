@@ -47,5 +47,5 @@ def test_silent_proxy_forwards_later(postgres: Postgres) -> None:
         assert reader.is_alive()
         assert not seen
         proxy.speak()
-        reader.join(30)
+        reader.join(120)
         assert seen == [0]

@@ -17,7 +17,7 @@ def test_proxy_exit_ends_connections_and_threads(*, is_silent: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as target:
         target.settimeout(20)
         with Proxy(target.getsockname()[1]) as proxy:
-            client = socket.create_connection(("127.0.0.1", proxy.port), timeout=20)
+            client = socket.create_connection(("127.0.0.1", proxy.port), timeout=120)
             with client:
                 peer, _ = target.accept()
                 with peer:
@@ -52,8 +52,8 @@ def test_proxy_exit_during_an_accept_ends(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(threading.Thread, "start", start_late)
     before = set(threading.enumerate())
-    with Proxy(1) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=20):
-        assert accepted.wait(20)
+    with Proxy(1) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=120):
+        assert accepted.wait(120)
         proxy.__exit__(None, None, None)
         assert set(threading.enumerate()) <= before
 
@@ -61,7 +61,7 @@ def test_proxy_exit_during_an_accept_ends(monkeypatch: pytest.MonkeyPatch) -> No
 def refuses(port: int) -> bool:
     """Return whether a port refuses connections."""
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=20).close()
+        socket.create_connection(("127.0.0.1", port), timeout=120).close()
     except ConnectionRefusedError:
         return True
     return False

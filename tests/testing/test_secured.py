@@ -28,12 +28,12 @@ def test_user_reads_only_allowed_topics(plain_kafka: SecuredKafka) -> None:
         plain_kafka.create_topic(topic)
     producer = Producer(plain_kafka.client_config())
     producer.produce(allowed, b"value")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     plain_kafka.add_user(user, 'quotes " and \\ and a comma,')
     plain_kafka.allow(user, "READ", topic=allowed, group=user)
 
     consumer = Consumer({**plain_kafka.client_config(user), "group.id": user, "log_level": 0})
-    assert set(consumer.list_topics(timeout=10).topics) == {allowed}
+    assert set(consumer.list_topics(timeout=120).topics) == {allowed}
     consumer.assign([TopicPartition(allowed, 0, 0)])
     message = consumer.poll(30)
     assert message is not None
@@ -65,6 +65,6 @@ def test_the_example_of_the_docstring_works(plain_kafka: SecuredKafka) -> None:
     run_block("dagster_rebalance/testing/secured.py", dedent(block), names)
     for config in ("client_config", "mutual_tls"):
         consumer = Consumer({**names[config], "log_level": 0})
-        assert set(consumer.list_topics(timeout=10).topics) == {"orders"}
+        assert set(consumer.list_topics(timeout=120).topics) == {"orders"}
         consumer.close()
     assert store.read_bytes() == before

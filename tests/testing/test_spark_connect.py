@@ -26,7 +26,7 @@ def test_spark_client_reads_a_topic(
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for number in range(100):
         producer.produce(topic, str(number))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     spark = SparkSession.builder.remote(spark_connect_server.remote).create()
     try:
         options = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, "subscribe": topic}

@@ -18,7 +18,7 @@ def committed(kafka: KafkaCluster, group: str, topic: str, partitions: int = 1) 
     wanted = [TopicPartition(topic, number) for number in range(partitions)]
     with closing(Consumer({**kafka.client_config(), "group.id": group})) as consumer:
         try:
-            found = consumer.committed(wanted, timeout=30)
+            found = consumer.committed(wanted, timeout=120)
         except KafkaException:
             return 0
     return sum(max(0, one.offset) for one in found)
@@ -28,7 +28,7 @@ def letters_of(kafka: KafkaCluster, group: str) -> list[Letter]:
     """Return the letters of the topic `<group>-dead`, which may also have changes of states."""
     topic = f"{group}-dead"
     with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
-        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
+        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=120)
         consumer.assign([TopicPartition(topic, 0, 0)])
         records = consumer.consume(until, timeout=60.0)
     found = [parse_record(one.key(), one.value(), one.headers()) for one in records]  # type: ignore[arg-type]

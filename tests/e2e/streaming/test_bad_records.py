@@ -48,7 +48,7 @@ def produce(kafka: KafkaCluster) -> set[str]:
         producer.produce("bad", f"{kind}{number}", partition=partition)
         if is_bad:
             bad.add(f"bad-{partition}-{offset}")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     return bad
 
 

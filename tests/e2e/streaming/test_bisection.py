@@ -32,7 +32,7 @@ def produce(kafka: KafkaCluster) -> None:
     producer = Producer(kafka.client_config())
     for number in range(RECORDS):
         producer.produce("raising", f"{'bad' if number == BAD else ''}{number}", key=b"k")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 @pytest.mark.timeout(1200)

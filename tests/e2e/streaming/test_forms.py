@@ -28,14 +28,14 @@ def produce(kafka: KafkaCluster, value: str) -> None:
     """Write a record."""
     producer = Producer(kafka.client_config())
     producer.produce("forms", value.encode())
-    producer.flush(30)
+    producer.flush(120)
 
 
 def committed(kafka: KafkaCluster) -> int:
     """The committed offset; 0 while Kafka does not say."""
     consumer = Consumer({**kafka.client_config(), "group.id": "forms"})
     try:
-        (found,) = consumer.committed([Partition("forms", 0)], timeout=30)
+        (found,) = consumer.committed([Partition("forms", 0)], timeout=120)
         return max(0, found.offset)
     except KafkaException:  # the coordinator of a new group has to be found first
         return 0

@@ -49,7 +49,7 @@ class Group:
             kind = self.name if number < RECORDS - BAD else "bad"
             self.produced.append(f"{kind}-{len(self.produced)}")
             producer.produce(self.name, self.produced[-1].encode())
-        producer.flush(30)
+        producer.flush(120)
 
     def committed(self) -> int:
         """The committed offset."""

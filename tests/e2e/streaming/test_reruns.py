@@ -86,7 +86,7 @@ class Ground:
                 for number in range(RECORDS):
                     value = f"{partition}:{self.produced + number}".encode()
                     producer.produce(group, value, partition=partition)
-        producer.flush(30)
+        producer.flush(120)
         self.produced += RECORDS
 
     def committed(self, group: str) -> set[int]:
@@ -94,7 +94,7 @@ class Ground:
         consumer = Consumer({**self.kafka.client_config(), "group.id": group})
         wanted = [Partition(group, number) for number in range(PARTITIONS)]
         try:
-            return {found.offset for found in consumer.committed(wanted, timeout=30)}
+            return {found.offset for found in consumer.committed(wanted, timeout=120)}
         except KafkaException:  # the coordinator of a new group has to be found first
             return set()
         finally:
@@ -261,7 +261,7 @@ def _check_that_a_hole_is_refused(ground: Ground) -> None:
     """Kafka's retention has deleted some of the records."""
     admin = AdminClient({**ground.kafka.client_config()})
     for future in admin.delete_records([Partition(BATCHES, 1, 5)]).values():
-        future.result(30)
+        future.result(120)
     asked = ("rerun", f"{BATCHES}:1", "--from-offset", "0", "--group", BATCHES, "-r", "more")
     refused = ground.typed(*asked, "--yes")
     assert refused.returncode == 1

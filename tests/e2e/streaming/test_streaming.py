@@ -57,7 +57,7 @@ class Stream:
         for partition in range(PARTITIONS):
             for _ in range(RECORDS):
                 producer.produce(self.name, b"x", partition=partition)
-        producer.flush(30)
+        producer.flush(120)
         self.produced += PARTITIONS * RECORDS
 
     def offsets(self) -> list[int]:
@@ -65,7 +65,7 @@ class Stream:
         consumer = Consumer({**self.kafka.client_config(), "group.id": self.name})
         wanted = [Partition(self.name, number) for number in range(PARTITIONS)]
         try:
-            return [max(0, found.offset) for found in consumer.committed(wanted, timeout=30)]
+            return [max(0, found.offset) for found in consumer.committed(wanted, timeout=120)]
         except KafkaException:  # the coordinator of a new group has to be found first
             return [0] * PARTITIONS
         finally:

@@ -56,7 +56,7 @@ class Tasks:
                 case "cancel" if number < len(self._polling):
                     self._polling[number].cancel()
                 case "work":
-                    self._consumer._owner.submit(lambda: None, nested=False).result(10)
+                    self._consumer._owner.submit(lambda: None, nested=False).result(120)
                 case _:
                     for _ in range(number):
                         await asyncio.sleep(0)
@@ -125,7 +125,7 @@ async def cancelled_when_its_records_are_there(
     """A task that is cancelled while the records of its poll wait for it."""
     polling = asyncio.create_task(consumer.poll(1.0, 5))
     await asyncio.sleep(0)
-    consumer._owner.submit(lambda: None, nested=False).result(10)
+    consumer._owner.submit(lambda: None, nested=False).result(120)
     polling.cancel()
     return polling
 

@@ -165,7 +165,7 @@ def test_member_logs_in_with_a_new_password_after_a_broker_restart(
     secured_kafka.create_topic(name)
     producer = Producer(secured_kafka.client_config())
     producer.produce(name, "before")
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     secured_kafka.add_user(name, SECRET)
     secured_kafka.allow(name, "READ", topic=name, group=name)
     vault.login = (name, SECRET)
@@ -208,7 +208,7 @@ def test_member_logs_in_with_a_new_password_after_a_broker_restart(
         secured_kafka.restart()
         producer = Producer(secured_kafka.client_config())
         producer.produce(name, "after")
-        assert producer.flush(60) == 0
+        assert producer.flush(120) == 0
         wait_until(reads, timeout_s=120, what="the record after the change", interval_s=0)
         partition = TopicPartition(name, 0)
         consumer.commit_sync({partition: OffsetAndMetadata(2)})

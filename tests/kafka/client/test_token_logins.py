@@ -74,7 +74,7 @@ def login(secured_kafka: KafkaWithTokens) -> Login:
     producer = Producer(made.kafka.client_config())
     for number in range(RECORDS):
         producer.produce(made.name, str(number))
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     made.kafka.allow(made.name, "READ", topic=made.name, group=made.name)
     made.kafka.issuer.clients[made.name] = SECRET
     return made

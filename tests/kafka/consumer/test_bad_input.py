@@ -95,7 +95,7 @@ def test_check_and_poll_raise_refused_credentials(kafka_broker: KafkaCluster) ->
     }
     with closing(consumer(kafka_broker.bootstrap_servers, "orders", **wrong)) as stranger:
         with pytest.raises(BrokerError, match=r"sasl\.password"):
-            stranger.check(2.0)
+            stranger.check(4.0)
         assert "sasl.password" in str(error_of_poll(stranger))
 
 

@@ -186,7 +186,7 @@ def test_wakeup_from_another_thread_ends_a_waiting_poll(
     consumer.poll(0)
 
     def wake() -> None:
-        assert log.is_waiting.wait(10)
+        assert log.is_waiting.wait(120)
         consumer.wakeup()
 
     waker = threading.Thread(target=wake)
@@ -358,7 +358,7 @@ def test_close_in_a_signal_handler_is_refused_in_favour_of_wakeup(
     before = signal.signal(signal.SIGUSR1, handle)
 
     def interrupt() -> None:
-        assert log.is_waiting.wait(10)
+        assert log.is_waiting.wait(120)
         signal.raise_signal(signal.SIGUSR1)
 
     killer = threading.Thread(target=interrupt)

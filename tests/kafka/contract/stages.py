@@ -137,7 +137,7 @@ class KafkaStage:
         )
         partitions = [ClientsPartition(topic, number) for number in range(4)]
         wait_until(
-            lambda: all(tp.offset < 0 for tp in outsider.committed(partitions, timeout=5)),
+            lambda: all(tp.offset < 0 for tp in outsider.committed(partitions, timeout=120)),
             timeout_s=TIMEOUT_S,
             what="the offsets of the topic to be deleted",
         )
@@ -153,13 +153,13 @@ class MockCluster:
         )
         self.bootstrap_servers = ",".join(
             str(broker).split("/")[0]
-            for broker in self._host.list_topics(timeout=5).brokers.values()
+            for broker in self._host.list_topics(timeout=120).brokers.values()
         )
 
     def topic(self) -> str:
         """Create a topic of four partitions, by the first request for it."""
         name = f"mock-{uuid.uuid4().hex[:8]}"
-        self._host.list_topics(name, timeout=5)
+        self._host.list_topics(name, timeout=120)
         return name
 
     def close(self) -> None:

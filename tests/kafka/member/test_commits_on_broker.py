@@ -64,7 +64,7 @@ def fill(kafka: KafkaCluster, *topics: str) -> None:
     for topic in topics:
         for number in range(40):
             producer.produce(topic, f"{number}".encode(), partition=number % 4)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])

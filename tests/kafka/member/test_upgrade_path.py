@@ -70,7 +70,7 @@ class Deployment:
                 for partition in range(4):
                     self._producer.produce(self.topic, b"record", partition=partition)
                     self.produced += 1
-                assert self._producer.flush(10) == 0
+                assert self._producer.flush(120) == 0
             for member in self.members:
                 records = member.poll(0.05)
                 self.seen.update(

@@ -59,7 +59,7 @@ class Log:
         for number in numbers:
             for _ in range(each):
                 self._producer.produce(self.topic, b"record", partition=number)
-        assert self._producer.flush(10) == 0
+        assert self._producer.flush(120) == 0
 
     def start(self, *numbers: int) -> None:
         self.fetcher.stage(map(self.tp, numbers))
@@ -476,7 +476,10 @@ def test_poll_returns_no_record_of_held_partitions(log: Log) -> None:
         return len(seen) == 2 * EACH
 
     wait_until(
-        all_of_the_others, timeout_s=120, what="the records of the retained partitions", interval_s=0
+        all_of_the_others,
+        timeout_s=120,
+        what="the records of the retained partitions",
+        interval_s=0,
     )
     assert set(seen) == {number for number in range(4) if log.tp(number) not in held}
     blue.close()

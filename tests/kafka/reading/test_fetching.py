@@ -207,11 +207,11 @@ def test_member_reports_no_deleted_offset(
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for tp in everything:
         producer.produce(topic, b"record", partition=tp.partition)
-    assert producer.flush(10) == 0
+    assert producer.flush(120) == 0
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
     ends = [ClientPartition(topic, tp.partition, 1) for tp in everything]
     for deleted in admin.delete_records(ends).values():
-        deleted.result(10)
+        deleted.result(120)
     config = {**group.config, "auto.offset.reset": "error"}
     with RebalanceAwareConsumer(config, fetch=False) as consumer:
         for _ in range(4):

@@ -57,7 +57,7 @@ def produce(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) ->
     for number in range(count):
         for partition in range(partitions):
             producer.produce(topic, str(number), partition=partition)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def transact(kafka: KafkaCluster, topic: str, count: int, *, is_aborted: bool = False) -> None:

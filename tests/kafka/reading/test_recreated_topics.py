@@ -194,4 +194,4 @@ def produce(kafka: KafkaCluster, topic: str, name: str, count: int) -> None:
     producer = Producer(kafka.client_config())
     for number in range(count):
         producer.produce(topic, f"{name}-{number}", partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0

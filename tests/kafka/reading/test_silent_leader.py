@@ -39,7 +39,7 @@ def kafka() -> Iterator[KafkaCluster]:
         producer = Producer(cluster.client_config())
         for partition in PARTITIONS * RECORDS:
             producer.produce(partition.topic, b"order", partition=partition.partition)
-        producer.flush(30)
+        producer.flush(120)
         yield cluster
 
 
@@ -62,7 +62,7 @@ def test_truncated_asks_several_brokers_at_once(kafka: KafkaCluster, offset: int
     producer = Producer(kafka.client_config())
     for partition in partitions:
         producer.produce(topic, bytes(2_000), partition=partition.partition)
-    producer.flush(30)
+    producer.flush(120)
     positions = dict.fromkeys(partitions, LogPosition(offset, 0))
     cluster = Cluster(validated(kafka.client_config() | {"group.id": "etl"}, hold_limit_s=10))
     # A busy machine may be too slow often; one partition after another takes 3 s each time.
@@ -109,7 +109,7 @@ def test_read_continues_at_the_next_leader(kafka: KafkaCluster) -> None:
     producer = Producer({**kafka.client_config(), "batch.num.messages": 100})
     for number in range(3 * count):
         producer.produce(topic, str(number), partition=number % 3)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     config = {**kafka.client_config(), "group.id": "etl", "log_level": 0, **SMALL_FETCHES}
     with closing(RangeReader(validated(config, hold_limit_s=10))) as reader:
         ranges = [OffsetRange(topic, number, 0, count) for number in range(3)]

@@ -148,7 +148,7 @@ class Polite:
         _ = extras
         with suppress(dg.DagsterExecutionInterruptedError):
             os.kill(os.getpid(), self.number)
-            threading.Event().wait(30)
+            threading.Event().wait(120)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -127,7 +127,7 @@ def test_group_starts_at_a_time(
         *(("too old", 1, 1000), ("too old", 1, 1999)),
     ):
         producer.produce(topic, value, partition=partition, timestamp=at_s * 1000)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     kafka = KafkaConsumerResource(
         bootstrap_servers=kafka_broker.bootstrap_servers,
         group_id=unique_name("group"),
@@ -142,7 +142,7 @@ def test_group_starts_at_a_time(
         values.extend(message.value() for message in kafka_batch.messages())
         if b"new" not in values and {b"at once", b"later"} <= set(values):
             producer.produce(topic, "new", partition=1)
-            assert producer.flush(30) == 0
+            assert producer.flush(120) == 0
         elif b"new" in values:
             os.kill(os.getpid(), signal.SIGTERM)
 

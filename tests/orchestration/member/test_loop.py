@@ -496,7 +496,7 @@ def test_slow_end_of_a_run_delays_no_other_partition(instance: dg.DagsterInstanc
 
     def hangs(_run_id: str, _sign: str) -> None:
         waiting.append(threading.current_thread())
-        answers.wait(10)
+        answers.wait(120)
 
     bench.member_loop.dependencies.runs.end_dead = hangs  # type: ignore[method-assign,assignment]
     bench.until(lambda: waiting, turns=1000)

@@ -177,7 +177,7 @@ def test_member_stays_in_the_group_while_the_storage_hangs(
 
     def hangs(*asked: Any, **further: Any) -> tuple[RunSnapshot, ...]:  # noqa: ANN401 - handed on
         hanging.set()
-        assert let_go.wait(60)
+        assert let_go.wait(120)
         return real(*asked, **further)
 
     def is_hanging() -> bool:

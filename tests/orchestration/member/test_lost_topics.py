@@ -79,7 +79,7 @@ class Shop:
     def produce(self, *topics: str) -> None:
         for topic in topics:
             self._producer.produce(topic, b"1")
-        self._producer.flush(10)
+        self._producer.flush(120)
 
     def lose(self) -> None:
         self.kafka.delete_topic(self.lost)
@@ -132,7 +132,7 @@ class Shop:
             yield mailbox
         finally:
             mailbox.send(events.LeaveRequested("the test is over", limit_s=5.0))
-            thread.join(60)
+            thread.join(120)
         assert not thread.is_alive()
 
     def succeed(self, mailbox: Mailbox, topic: str) -> None:

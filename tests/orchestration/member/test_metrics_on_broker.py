@@ -41,7 +41,7 @@ def test_streaming_run_is_scraped_while_it_works(
 
     def scraped() -> str:
         url = f"http://127.0.0.1:{server.server_port}/metrics"
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=120) as answer:
             text: str = answer.read().decode()
         return text
 
@@ -52,7 +52,7 @@ def test_streaming_run_is_scraped_while_it_works(
         if kafka_batch.offset_ranges[0].start == 0:
             for _ in range(7):
                 producer.produce(topic, b"x", partition=kafka_batch.offset_ranges[0].partition)
-            producer.flush(30)
+            producer.flush(120)
             return
 
         def is_told() -> str | None:
@@ -66,7 +66,7 @@ def test_streaming_run_is_scraped_while_it_works(
 
     for _ in range(5):
         producer.produce(topic, b"x", partition=0)
-    producer.flush(30)
+    producer.flush(120)
     kafka = KafkaConsumerResource(
         bootstrap_servers=kafka_broker.bootstrap_servers, group_id=topic, topics=[topic]
     )
@@ -87,6 +87,6 @@ def test_streaming_run_is_scraped_while_it_works(
     assert value(after, holds, dagster_rebalance_cause="leave", **mine) == 1
     assert value(after, "dagster_rebalance_members") == 0, "its gauges have ended"
     server.shutdown()
-    thread.join(30)
+    thread.join(120)
     server.server_close()
     assert series(after).keys() <= series(everything()).keys()

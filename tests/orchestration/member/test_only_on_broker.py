@@ -49,7 +49,7 @@ def produced(kafka: KafkaCluster, topic: str) -> list[int]:
         producer.produce(topic, b"%d" % number, partition=1, headers=[("kind", kind)])
     for _ in range(10):
         producer.produce(topic, None, key=b"k", partition=2, headers=[("kind", b"order")])
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     return [1_500, 1_500, 10]
 
 
@@ -173,12 +173,12 @@ def test_streaming_form_calls_no_asset_for_a_batch_without_a_hit(
                 for _ in range(5):
                     value = None if kind == b"audit" else b"last"
                     producer.produce(topic, value, partition=partition, headers=[("kind", kind)])
-                producer.flush(30)
+                producer.flush(120)
         if b"last" in rows and committed(kafka, topic)[:1] == [ends[0] + 5]:
             os.kill(os.getpid(), signal.SIGTERM)
         elif b"last" in rows:
             producer.produce(topic, b"last", partition=2, headers=[("kind", b"order")])
-            producer.flush(30)
+            producer.flush(120)
 
     job = build_kafka_stream_defs(kafka=kafka, assets=[orders], name="filtered")
     job.resolve_job_def("filtered").execute_in_process(

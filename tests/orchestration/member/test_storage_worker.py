@@ -59,13 +59,13 @@ class Desk:
         def work() -> None:
             if not began.is_set():
                 began.set()
-                assert self.let_go.wait(60)
+                assert self.let_go.wait(120)
             self.done.append(name)
 
         self.worker.ask(
             Job(name, work, lambda _: events.TickArrived(), subject=subject, is_kept=is_kept)
         )
-        assert began.wait(60)
+        assert began.wait(120)
 
     def ask_to_record(self, name: str, *failures: str) -> None:
         """Ask for a kept job that fails with these messages first."""
@@ -180,7 +180,7 @@ def test_hanging_job_is_overtaken_and_its_late_answer_dropped(desk: Desk) -> Non
 def test_hanging_threads_are_limited(desk: Desk) -> None:
     desk.hang()
     for _ in range(24 * 60):
-        desk.worker.ask(Job("next", lambda: desk.let_go.wait(60), slot="next"))
+        desk.worker.ask(Job("next", lambda: desk.let_go.wait(120), slot="next"))
         desk.until(lambda: desk.worker._running is not None)
         desk.pass_time(60)
     overtaken = [note for note in desk.notes if "no answer" in note]

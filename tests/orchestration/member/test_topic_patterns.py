@@ -54,7 +54,7 @@ def test_topic_created_later_is_read(
     def sell(topic: str) -> None:
         kafka_broker.create_topic(topic, 1)
         producer.produce(topic, topic)
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
 
     sell(f"other-{name}-a")
 

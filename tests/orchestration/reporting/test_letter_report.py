@@ -194,7 +194,7 @@ def store(kafka: KafkaConsumerResource, *found: Letter | StateChange) -> None:
     for one in found:
         headers: Any = one.record.headers
         producer.produce(topic, key=one.record.key, value=one.record.value, headers=headers)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def four_letters() -> list[Letter]:
@@ -246,11 +246,11 @@ def test_new_letters_are_read_incrementally_and_by_the_check(
         assert not passes()
 
         admin = AdminClient({**kafka_broker.client_config()})
-        admin.delete_topics([dead])[dead].result(30)
+        admin.delete_topics([dead])[dead].result(120)
 
         def is_recreated() -> bool:
             try:
-                admin.create_topics([NewTopic(dead, 2, 1)])[dead].result(30)
+                admin.create_topics([NewTopic(dead, 2, 1)])[dead].result(120)
             except KafkaException:  # the deletion takes effect later
                 return False
             return True
@@ -282,7 +282,7 @@ def test_letters_that_retention_has_deleted_are_not_open(
         _, log = new._reader.topic_log(dead)
         ends = [ConfluentPartition(*partition, bounds.until) for partition, bounds in log.items()]
         for done in admin.delete_records(ends).values():
-            done.result(30)
+            done.result(120)
         assert new.read().letters == 0
         store(kafka, *four_letters()[:3])
         assert new.read().letters == 3
@@ -299,7 +299,7 @@ def test_open_transaction_of_another_program_hides_no_letters(
     other.begin_transaction()
     for number in (0, 1):
         other.produce(dead, b"of another program", partition=number)
-    other.flush(30)
+    other.flush(120)
     store(kafka, *four_letters())
     with NewLetters(kafka) as new:
         found = new.read()

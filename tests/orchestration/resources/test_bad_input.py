@@ -122,7 +122,7 @@ def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for number in range(records):
         producer.produce(topic, str(number).encode(), partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
 
 
 def test_unreachable_broker_fails_tick_with_its_address(
@@ -241,7 +241,7 @@ def test_offset_deleted_by_retention_stops_partition_with_reason(
     commit(kafka_broker, group_id, topic, 2)
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(topic, 0, 6)]).values():
-        future.result(30)
+        future.result(120)
     location = Location(
         instance,
         members,

@@ -63,7 +63,7 @@ def test_error_of_stop_is_raised_and_next_call_retries() -> None:
 
 def test_slow_stop_times_out_and_is_not_called_twice() -> None:
     go_on, threads = threading.Event(), []
-    jobs = Jobs(lambda: go_on.wait(30))
+    jobs = Jobs(lambda: go_on.wait(120))
 
     def start(_name: str, work: Callable[[], None]) -> None:
         threads.append(threading.Thread(target=work))
@@ -119,7 +119,7 @@ def test_confirmation_of_earlier_call_is_ignored() -> None:
 
 def test_confirmation_wakes_the_caller() -> None:
     go_on = threading.Event()
-    jobs = Jobs(lambda: go_on.wait(30))
+    jobs = Jobs(lambda: go_on.wait(120))
     threading.Timer(0.01, go_on.set).start()
     WorkStopper([jobs], wait_s=30)("run-1")
     assert jobs.asked == ["run-1"]

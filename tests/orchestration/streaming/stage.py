@@ -84,7 +84,7 @@ class Stage:
         """Lose the partitions, and wait for the interruption of the batch."""
         (member,) = self.group.members
         self.group.fence(member)
-        threading.Event().wait(60)
+        threading.Event().wait(120)
 
     @property
     def attempts(self) -> list[int]:

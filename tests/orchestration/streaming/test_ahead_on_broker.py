@@ -76,7 +76,7 @@ class Group:
         for partition in PARTITIONS:
             for _ in range(records):
                 producer.produce(self.topic, b"x", partition=partition)
-        producer.flush(30)
+        producer.flush(120)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class Group:
         consumer = Consumer({**self.kafka.client_config(), "group.id": self.topic})
         try:
             wanted = [Partition(self.topic, number) for number in PARTITIONS]
-            found = consumer.committed(wanted, timeout=30)
+            found = consumer.committed(wanted, timeout=120)
         except KafkaException:  # the coordinator of a new group has to be found first
             return []
         finally:

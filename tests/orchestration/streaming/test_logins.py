@@ -30,7 +30,7 @@ PASSWORD = "swordfish"  # noqa: S105 - of a Kafka that is soon gone
 def produce(kafka: SecuredKafka, topic: str, value: str) -> None:
     producer = Producer(kafka.client_config())
     producer.produce(topic, value)
-    assert producer.flush(60) == 0
+    assert producer.flush(120) == 0
 
 
 def resource(

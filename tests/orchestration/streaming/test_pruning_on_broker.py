@@ -83,7 +83,7 @@ class Shop:
         """Produce records, and let a run process them, or fail on them."""
         for number in range(RECORDS):
             self.producer.produce(self.topic, b"x", partition=number % 2)
-        assert self.producer.flush(30) == 0
+        assert self.producer.flush(120) == 0
         self.fails = fails
         tags = {STREAM_TAG: "shop:stream", SLOT_TAG: "0"}
         done = self.job.execute_in_process(instance=self.instance, tags=tags, raise_on_error=False)

@@ -105,7 +105,7 @@ def test_batch_that_is_claimed_ahead_begins_before_the_commit(
 
     def written(self: MemberLoop, writes: tuple[OffsetWrite, ...]) -> events.Event:
         if any(write.new.offset > 0 for write in writes):
-            assert has_begun.wait(60), "the second batch waits for the commit of the first one"
+            assert has_begun.wait(120), "the second batch waits for the commit of the first one"
         return real(self, writes)
 
     def body(stage: Stage, _batch: KafkaBatch) -> None:
@@ -329,7 +329,7 @@ def test_batch_that_does_not_return_is_a_failed_attempt_after_its_limit(
         if len(stage.batches) > 1:
             leave()
         elif batch.records:
-            threading.Event().wait(60)
+            threading.Event().wait(120)
 
     stage = Stage(instance, body, batch_timeout_s=1.0, retry_delay_s=0.0)
     stage.run()
@@ -618,7 +618,7 @@ def test_body_that_ignores_its_interruption_is_killed(
             run._give_up()
             run._give_up()
         member.start()
-        is_killed.wait(60)
+        is_killed.wait(120)
 
     parts = {
         "_run": SimpleNamespace(run_id="r"),
@@ -646,7 +646,7 @@ def test_body_that_ignores_its_interruption_is_killed(
     works = SimpleNamespace(is_alive=lambda: not is_killed.is_set())
     run._process_batches(works)  # type: ignore[arg-type]
     assert is_killed.is_set()
-    member.join(60)
+    member.join(120)
     if is_late:
         assert not marks, "a batch that took too long is a failed attempt"
         assert [(one.reason, one.limit_s) for one in told] == [
