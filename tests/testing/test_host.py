@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.testing.local.host import private_folder
+from dagster_rebalance.testing.local.host import free_port, private_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,13 @@ MAKER = """
 import signal
 from dagster_rebalance.testing.local.host import private_folder
 print(private_folder("kafka"), flush=True)
+signal.pause()
+"""
+
+HOLDER = """
+import signal
+from dagster_rebalance.testing.local.host import free_port
+print(free_port(), flush=True)
 signal.pause()
 """
 
@@ -52,3 +60,24 @@ def test_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path: Path) -
 
 def test_private_folder_is_readable_only_by_its_owner() -> None:
     assert private_folder("kafka").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no sockets without a file")
+def test_port_of_another_process_is_not_returned_while_it_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its server may not listen yet."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        theirs, real = int(holder.stdout.readline()), random.randint
+        drawn = iter([theirs])
+        with monkeypatch.context() as patched:
+            patched.setattr(random, "randint", lambda *wanted: next(drawn, 0) or real(*wanted))
+            found = free_port()
+        holder.kill()
+        holder.wait()
+    assert found != theirs
+    monkeypatch.setattr(random, "randint", lambda *_: theirs)
+    assert free_port() == theirs

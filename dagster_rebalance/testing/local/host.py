@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from pathlib import Path
 # server restarts.
 LOWEST, HIGHEST = 12_000, 32_000
 
-_HANDED_OUT: set[int] = set()
+_RESERVED: dict[int, socket.socket] = {}
+"""The ports of this process; each socket is a lock that is held until the process ends."""
 
 _PREFIX = "dagster-rebalance-"
 _LOCK = ".in-use"
@@ -26,12 +28,27 @@ _HELD: list[int] = []
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1, a different one at each call."""
+    """Return a free port of 127.0.0.1, a different one at each call.
+
+    On Linux, no other process that calls it gets the same port while this process lives: a server
+    may listen only seconds later, and releases its port while it restarts.
+    """
     while True:
         port = random.randint(LOWEST, HIGHEST)  # noqa: S311 - no secret
-        if port not in _HANDED_OUT and is_free(port):
-            _HANDED_OUT.add(port)
+        if port not in _RESERVED and is_free(port) and _reserve(port):
             return port
+
+
+def _reserve(port: int) -> bool:
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    if sys.platform == "linux":
+        try:
+            lock.bind(f"\0{_PREFIX}port-{port}")  # no file: the kernel removes it with the process
+        except OSError:
+            lock.close()
+            return False
+    _RESERVED[port] = lock
+    return True
 
 
 def is_free(port: int) -> bool:
