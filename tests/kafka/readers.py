@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as ClientPartition
 
 from dagster_rebalance.core.model.offsets import TopicPartition
 from dagster_rebalance.kafka.consumer.consumer import RebalanceAwareConsumer
@@ -13,7 +14,7 @@ from dagster_rebalance.testing.fixtures import unique_name
 from tests.kafka.consumers import Listener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Self
 
@@ -28,6 +29,21 @@ SMALL_FETCHES = {
     "queued.max.messages.kbytes": 4,
 }
 """So little is read ahead that a read is in the middle when its caller is."""
+
+
+def commit_by_hand(config: Mapping[str, Any], *offsets: ClientPartition) -> None:
+    """Commit offsets of a group without members: first, its coordinator has to be found."""
+    consumer = Consumer(dict(config))
+
+    def is_committed() -> bool:
+        try:
+            consumer.commit(offsets=list(offsets), asynchronous=False)
+        except KafkaException:
+            return False
+        return True
+
+    wait_until(is_committed, timeout_s=120, what=f"a commit of {config['group.id']}")
+    consumer.close()
 
 
 class Reader:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
 from dagster_rebalance.core.model.letters import (
     Letter,
@@ -38,6 +37,7 @@ from proofs.chaos.bad import (
 from proofs.chaos.exchange import GROUP, LETTERS, TOPIC
 from proofs.chaos.letters import Letters, expected, wrong_letters, wrong_states
 from proofs.witness.output import Row
+from tests.kafka.readers import commit_by_hand
 
 if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
@@ -148,9 +148,8 @@ def test_failed_replay_is_repeated_until_all_mended_records_are_replayed(
         at = replace(letter, range=replace(letter.range, start=0, until=1))
         producer.produce(LETTERS, at.value, at.key, headers=[*at.record.headers])
     assert producer.flush(120) == 0
-    with closing(Consumer({**client, "group.id": GROUP})) as consumer:
-        offsets = [TopicPartition(TOPIC, number, 1) for number in (0, 1)]
-        consumer.commit(offsets=offsets, asynchronous=False)
+    offsets = [TopicPartition(TOPIC, number, 1) for number in (0, 1)]
+    commit_by_hand({**client, "group.id": GROUP}, *offsets)
     produced: dict[int, tuple[int, int | None]] = {MENDED: (0, 0), LASTING: (1, 0)}
 
     with dg.DagsterInstance.ephemeral() as instance:

@@ -23,6 +23,7 @@ from proofs.witness.offsets_topic import (
     read_stored_offsets,
 )
 from proofs.witness.owners import Owners
+from tests.kafka.readers import commit_by_hand
 
 if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
@@ -156,18 +157,9 @@ def test_offsets_of_a_real_group_are_read_in_order(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     topic, group = kafka_topic(partitions=2, prefix="stored"), unique_name("group")
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka_broker.bootstrap_servers,
-            "group.id": group,
-            "enable.auto.commit": False,
-        }
-    )
+    config = {**kafka_broker.client_config(), "group.id": group, "enable.auto.commit": False}
     for partition, offset, metadata in ((0, 0, "claim"), (1, 7, ""), (0, 12, "x" * 4000)):
-        consumer.commit(
-            offsets=[TopicPartition(topic, partition, offset, metadata)], asynchronous=False
-        )
-    consumer.close()
+        commit_by_hand(config, TopicPartition(topic, partition, offset, metadata))
     stored = read_stored_offsets(kafka_broker.bootstrap_servers, group)
     assert [(one.topic, one.partition, one.offset) for one in stored] == [
         (topic, 0, 0),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance.core.model.errors import (
@@ -26,6 +26,7 @@ from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.local import java
 from dagster_rebalance.testing.local.host import accepts_connections, free_port
+from tests.kafka.readers import commit_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,19 +56,7 @@ def produce(kafka: KafkaCluster, topic: str, *values: str, partition: int = 0) -
 
 def commit(kafka: KafkaCluster, group: str, position: TopicPartition) -> None:
     """Commit an offset for a group, which needs the group's coordinator."""
-    consumer = Consumer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0}
-    )
-
-    def is_committed() -> bool:
-        try:
-            consumer.commit(offsets=[position], asynchronous=False)
-        except KafkaException:
-            return False
-        return True
-
-    wait_until(is_committed, timeout_s=120, what=f"a commit of {group}")
-    consumer.close()
+    commit_by_hand({**kafka.client_config(), "group.id": group, "log_level": 0}, position)
 
 
 def read_all(kafka: KafkaCluster, topic: str, count: int, partition: int = 0) -> list[str]:

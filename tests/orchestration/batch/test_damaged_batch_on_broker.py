@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import dagster as dg
 import pytest
-from confluent_kafka import Consumer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.kafka.client.confluent import to_commit
@@ -18,6 +17,7 @@ from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.existing_kafka import ExistingKafka
 from dagster_rebalance.testing.fixtures import TopicFactory, unique_name
 from tests.kafka.damage import EACH, break_byte, produce_batches
+from tests.kafka.readers import commit_by_hand
 from tests.orchestration.parts import batch_request, claimed
 
 FORMS: dict[str, Callable[[KafkaBatch], object]] = {
@@ -52,10 +52,8 @@ def test_run_on_damaged_batch_fails_with_its_offset(
     job = build_kafka_batch_defs(kafka=kafka, assets=[orders]).resolve_job_def("kafka_batches")
     batch_id = unique_name("batch")
     wanted = batch_request(batch_id, range_ := OffsetRange(topic, 0, 0, 3 * EACH))
-    consumer = Consumer({**kafka_broker.client_config(), "group.id": kafka.group_id})
     claim = to_commit(range_.topic_partition, claimed(0, 3 * EACH, batch_id))
-    consumer.commit(offsets=[claim], asynchronous=False)
-    consumer.close()
+    commit_by_hand({**kafka_broker.client_config(), "group.id": kafka.group_id}, claim)
     result = job.execute_in_process(
         instance=instance,
         tags=run_tags(wanted, kafka.group_id),

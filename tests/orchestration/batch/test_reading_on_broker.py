@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Producer
 
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.kafka.client.confluent import to_commit
@@ -21,6 +21,7 @@ from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResourc
 from dagster_rebalance.orchestration.storage.run_tags import STREAM_TAG, run_config, run_tags
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.fixtures import TopicFactory, unique_name
+from tests.kafka.readers import commit_by_hand
 from tests.orchestration.parts import batch_request, claimed
 
 pytestmark = [pytest.mark.broker, pytest.mark.parametrize("protocol", ["consumer", "classic"])]
@@ -72,10 +73,8 @@ def test_per_batch_run_reads_its_batch(instance: dg.DagsterInstance, shop: Shop)
     )
     batch_id = unique_name("batch")
     wanted = batch_request(batch_id, range_ := OffsetRange(shop.topic, 0, 0, 2))
-    consumer = Consumer({**shop.config, "group.id": shop.kafka.group_id})
     claim = to_commit(range_.topic_partition, claimed(0, 2, batch_id))
-    consumer.commit(offsets=[claim], asynchronous=False)
-    consumer.close()
+    commit_by_hand({**shop.config, "group.id": shop.kafka.group_id}, claim)
     result = job.execute_in_process(
         instance=instance,
         tags=run_tags(wanted, shop.kafka.group_id),

@@ -21,6 +21,7 @@ from dagster_rebalance.orchestration.resources.kafka import KafkaConsumerResourc
 from dagster_rebalance.orchestration.storage.names import GroupAssets
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
+from tests.kafka.readers import commit_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,12 +111,8 @@ def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[Members]:
 
 
 def commit(kafka: KafkaCluster, group_id: str, topic: str, offset: int, metadata: str = "") -> None:
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group_id})
-    try:
-        partition = TopicPartition(topic, 0, offset, metadata=metadata)
-        consumer.commit(offsets=[partition], asynchronous=False)
-    finally:
-        consumer.close()
+    partition = TopicPartition(topic, 0, offset, metadata=metadata)
+    commit_by_hand({**kafka.client_config(), "group.id": group_id}, partition)
 
 
 def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
