@@ -133,7 +133,8 @@ class Group:
 
     def produce(self, partitions: Iterable[int], records: int) -> None:
         """Write records to each of the partitions."""
-        producer = Producer(self.stage.kafka.client_config())
+        # Members see all of these records at once.
+        producer = Producer({**self.stage.kafka.client_config(), "linger.ms": 1_000})
         for partition in partitions:
             for number in range(records):
                 producer.produce(self.name, f"{partition}:{number}".encode(), partition=partition)

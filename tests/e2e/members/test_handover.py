@@ -91,7 +91,7 @@ def test_hold_without_work_is_released_at_once(stage: Stage) -> None:
         group.wait("a receipt", lambda group: group.holds("blue"))
         hold = group.holds("blue")[0]
         assert hold["outcome"] == "nothing to do"
-        assert hold["seconds"] < 1
+        assert hold["seconds"] < 10
 
 
 def test_hold_at_its_deadline_cancels_runs_for_the_next_owner(

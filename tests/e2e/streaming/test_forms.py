@@ -49,7 +49,6 @@ def materializations(instance: dg.DagsterInstance, key: str) -> list[dg.AssetMat
     return [one.asset_materialization for one in found if one.asset_materialization is not None]
 
 
-@pytest.mark.timeout(300)
 def test_async_pipes_and_multi_assets_process_batches_of_one_run(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, root: Path
 ) -> None:

@@ -53,7 +53,8 @@ class Stream:
 
     def produce(self) -> None:
         """Write some records to each partition."""
-        producer = Producer(self.kafka.client_config())
+        # Members see all of these records at once.
+        producer = Producer({**self.kafka.client_config(), "linger.ms": 1_000})
         for partition in range(PARTITIONS):
             for _ in range(RECORDS):
                 producer.produce(self.name, b"x", partition=partition)

@@ -70,7 +70,8 @@ class Shop:
             **access,
         )
         self.assets = GroupAssets.of(self.name)
-        self._producer = Producer(kafka.client_config())
+        # Members see all of these records at once.
+        self._producer = Producer({**kafka.client_config(), "linger.ms": 1_000})
 
     def access(self) -> dict[str, Any]:
         """Return the settings of the connection."""

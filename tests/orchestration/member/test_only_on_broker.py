@@ -117,7 +117,7 @@ def test_per_batch_form_makes_runs_for_ranges_with_a_hit_only(
     job = build_kafka_batch_defs(kafka=kafka, assets=[orders], name="filtered").resolve_job_def(
         "filtered"
     )
-    member = HostedMember("here", lambda: member_of(kafka, instance), shutdown_timeout_s=10)
+    member = HostedMember("here", lambda: member_of(kafka, instance), shutdown_timeout_s=60)
     known = set()
 
     def has_committed_all() -> bool:
@@ -146,7 +146,7 @@ def test_per_batch_form_makes_runs_for_ranges_with_a_hit_only(
     expected = {f"{topic}-0": 1_500, f"{topic}-1": 0, f"{topic}-2": 10}
     wait_until(lambda: left_out() == expected or None, timeout_s=120, what="the records of commits")
     member.leave("the test ends")
-    member.join(time.monotonic() + 30)
+    member.join(time.monotonic() + 120)
     assert seen == [b"700", b"1499"]
     assert [one["left_out"] for one in shown] == [999, 499]
     assert len(known) == 2
@@ -160,7 +160,7 @@ def test_streaming_form_calls_no_asset_for_a_batch_without_a_hit(
     kafka = resource(kafka_broker, topic)
     seen: list[bytes] = []
     left_out: list[int] = []
-    producer = Producer(kafka_broker.client_config())
+    producer = Producer({**kafka_broker.client_config(), "linger.ms": 1_000})
 
     @dg.asset
     def orders(kafka_batch: KafkaBatch) -> None:

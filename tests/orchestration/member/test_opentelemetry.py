@@ -222,4 +222,4 @@ def test_package_imports_no_opentelemetry() -> None:
         "ours = [n for n in sys.modules if n.startswith('opentelemetry.')]\n"
         "assert not ours, ours"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=500)

@@ -72,7 +72,8 @@ class Group:
 
     def produce(self, records: int) -> None:
         """Write records to each partition."""
-        producer = Producer(self.kafka.client_config())
+        # Members see all of these records at once.
+        producer = Producer({**self.kafka.client_config(), "linger.ms": 1_000})
         for partition in PARTITIONS:
             for _ in range(records):
                 producer.produce(self.topic, b"x", partition=partition)

@@ -60,7 +60,7 @@ class Queued(dg.ConfigurableResource[Any]):
     async def ask(self) -> str:
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         await self._asked.put(answer)
-        return await asyncio.wait_for(answer, 10)
+        return await asyncio.wait_for(answer, 120)
 
 
 def test_client_of_an_async_resource_serves_all_batches(instance: dg.DagsterInstance) -> None:

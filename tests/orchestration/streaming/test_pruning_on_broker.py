@@ -46,7 +46,8 @@ class Shop:
             topics=[topic],
             **QUICK,
         )
-        self.producer = Producer(kafka_broker.client_config())
+        # Members see all of these records at once.
+        self.producer = Producer({**kafka_broker.client_config(), "linger.ms": 1_000})
         self.values: list[tuple[int, int]] = []
         self.deleted: set[str] = set()
         self.fails = False
