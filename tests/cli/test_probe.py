@@ -162,7 +162,7 @@ def test_records_are_processed_in_spark(
     # In a process: a session with a server changes the environment for all later sessions.
     command = [sys.executable, "-m", "dagster_rebalance.cli", "probe", f"{shop.topic}:0@1-5"]
     done = subprocess.run(
-        [*command, "-f", file], capture_output=True, text=True, timeout=240, check=False
+        [*command, "-f", file], capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

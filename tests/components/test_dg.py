@@ -102,7 +102,7 @@ def dg(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
 

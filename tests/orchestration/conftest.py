@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from dagster_rebalance.orchestration.runs import heartbeat
+from dagster_rebalance.orchestration.streaming import stream_run
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import batch_request, make_run, new_on_postgres
 
@@ -17,6 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dagster_rebalance.testing.postgres import Postgres
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient_ends() -> Iterator[None]:
+    """Let the end of a run wait for its last event on a busy machine: tests read it."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (heartbeat, stream_run):
+            patched.setattr(module, "LAST_EVENT_LIMIT_S", 120.0)
+        yield
 
 
 @pytest.fixture(scope="session")

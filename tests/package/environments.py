@@ -33,7 +33,7 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=550,
         check=False,
     )
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}"

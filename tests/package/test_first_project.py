@@ -28,7 +28,7 @@ from tests.package.environments import LOCK, UV
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-pytestmark = [pytest.mark.package, pytest.mark.e2e, pytest.mark.timeout(580)]
+pytestmark = [pytest.mark.package, pytest.mark.e2e, pytest.mark.timeout(900)]
 
 PAGE = "docs/your-own-project.md"
 PAGE_PORT, PAGE_PYTHON = "9092", "UV_PYTHON=3.13"
@@ -72,7 +72,7 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=280,
+            timeout=550,
             check=False,
         )
         assert done.returncode == 0, f"{block}\n{done.stdout}"
@@ -131,7 +131,7 @@ def test_first_project_works_as_documented(terminal: Terminal) -> None:
     with ExitStack() as servers:
         wait_for(servers.enter_context(terminal.start(broker, "broker")), "to stop")
         dagster = terminal.start(dev, "dagster")
-        servers.callback(dagster.stop, timeout_s=20, first=signal.SIGINT)
+        servers.callback(dagster.stop, timeout_s=60, first=signal.SIGINT)
         wait_for(dagster, "Serving dagster-webserver on ")
         terminal.run(produce)
         ui = DagsterUi(re.findall(r"dagster-webserver on (\S+)", dagster.log.read_text())[0])

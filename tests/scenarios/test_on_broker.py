@@ -157,7 +157,7 @@ def test_commit_right_after_a_suspension_in_a_hold_is_refused(
     assert {type(error) for error in late.failed.values()} == {PartitionLostError}
     assert late.failed.keys() == owned
     play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be reported")
-    assert set(green.member.committed(owned, 5.0).values()) == {OffsetAndMetadata(9)}
+    assert set(green.member.committed(owned, 60.0).values()) == {OffsetAndMetadata(9)}
 
 
 @IN_CLASSIC

@@ -125,7 +125,7 @@ def test_unavailable_connector_is_explained(tmp_path: Path) -> None:
         [sys.executable, "-c", USED, settings, tmp_path / "ivy"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     error = used.stderr.splitlines()[-1]

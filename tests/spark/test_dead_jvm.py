@@ -16,7 +16,7 @@ from pyspark import SparkContext
 
 from dagster_rebalance.spark.spark_jobs import jvm_has_died
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 
 def played(form: str) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def played(form: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr[-5000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

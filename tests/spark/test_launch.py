@@ -74,7 +74,7 @@ def test_command_line_of_the_jvm_has_no_secret(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.spark.private_settings"]
     environment = {**os.environ, "ETL_SECRET": SECRET, "TMPDIR": str(tmp_path)}
     child = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert child.returncode == 0, child.stderr
     seen = json.loads(child.stdout.splitlines()[-1])

@@ -545,7 +545,7 @@ def test_hold_survives_a_withdrawn_right_on_one_topic(
         assert {error.topics for error in result.failed.values()} == {frozenset({closed})}
         assert not owner.partitions_of(PartitionsLost)
         with pytest.raises(BrokerError, match="ACL READ") if not sees else nullcontext() as refused:
-            owner.member.committed(mine | theirs, 5.0)
+            owner.member.committed(mine | theirs, 60.0)
         if refused is not None:
             assert refused.value.partitions.keys() == theirs
 

@@ -68,11 +68,11 @@ def test_check_names_an_unknown_topic(kafka_broker: KafkaCluster) -> None:
     with closing(consumer(kafka_broker.bootstrap_servers, topic)) as puzzled:
         for _ in range(2):
             with pytest.raises(BrokerError, match=f"'{topic}'.*create the topic"):
-                puzzled.check(5.0)
+                puzzled.check(60.0)
         with pytest.raises(BrokerError, match=topic):
             puzzled.partitions_for(topic)
         with pytest.raises(BrokerError, match=f"{topic}-0"):
-            puzzled.beginning_offsets([TopicPartition(topic, 0)], 5.0)
+            puzzled.beginning_offsets([TopicPartition(topic, 0)], 60.0)
 
 
 @pytest.mark.broker

@@ -35,7 +35,7 @@ def owner_of(actor: NewActor, *topics: str) -> Actor:
 
 def stored(owner: Actor, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """The committed offsets of the partitions that have one."""
-    found = owner.member.committed(partitions, 5.0)
+    found = owner.member.committed(partitions, 60.0)
     return {tp: offset.offset for tp, offset in found.items() if offset}
 
 

@@ -50,7 +50,7 @@ def test_release_hands_the_held_partitions_over(blue: Actor, green: Actor) -> No
     blue.member.release()
     assert blue.owns == blue.everything - held
     play(lambda: green.owns == held, blue, green, what="green to own the held partitions")
-    found = green.member.committed(held, 5.0)
+    found = green.member.committed(held, 60.0)
     assert {
         tp: (offset.offset, offset.metadata) for tp, offset in found.items() if offset
     } == dict.fromkeys(held, (7, "drained"))
@@ -61,7 +61,7 @@ def test_released_partitions_return_when_the_other_member_leaves(blue: Actor, gr
     held = blue.member.held
     blue.member.release()
     play(lambda: green.owns == held, blue, green, what="green to own the held partitions")
-    green.member.close(5.0)
+    green.member.close(60.0)
     play(
         lambda: blue.owns == blue.everything,
         blue,
@@ -74,7 +74,7 @@ def test_metadata_of_a_commit_is_read_back(blue: Actor) -> None:
     first, second = sorted(blue.everything)[:2]
     text = '{"v":1,"b":"2f1d","n":[[0,120]]} ☂'
     blue.member.commit({first: OffsetAndMetadata(3, text)})
-    found = blue.member.committed([first, second], 5.0)
+    found = blue.member.committed([first, second], 60.0)
     assert found[second] is None
     stored = found[first]
     assert stored is not None
@@ -109,7 +109,7 @@ def test_asynchronous_commits_are_answered_in_order(stage: Stage, blue: Actor) -
     assert answers(blue)[tickets[0]].committed == {first, second}
     assert isinstance(answers(blue)[tickets[-1]].failed[foreign], PartitionLostError)
     assert not any(answers(blue)[ticket].failed for ticket in tickets[:-1])
-    stored = blue.member.committed([first, second], 5.0)
+    stored = blue.member.committed([first, second], 60.0)
     assert [stored[tp].offset for tp in (first, second)] == [8, 7]  # type: ignore[union-attr]
 
 
@@ -120,16 +120,16 @@ def test_synchronous_commit_is_stored_after_earlier_asynchronous_ones(blue: Acto
     assert blue.member.settle(0)
     blue.poll()
     assert list(answers(blue)) == tickets
-    stored = blue.member.committed([mine], 5.0)[mine]
+    stored = blue.member.committed([mine], 60.0)[mine]
     assert stored is not None
     assert stored.offset == 5
 
 
 def test_settle_waits_for_commits_in_flight(blue: Actor) -> None:
     ticket = blue.member.commit_async(dict.fromkeys(blue.everything, OffsetAndMetadata(2)))
-    assert blue.member.settle(5.0)
+    assert blue.member.settle(60.0)
     assert {
-        offset.offset for offset in blue.member.committed(blue.everything, 5.0).values() if offset
+        offset.offset for offset in blue.member.committed(blue.everything, 60.0).values() if offset
     } == {2}
     blue.poll()
     assert answers(blue)[ticket].committed == blue.everything
@@ -146,14 +146,14 @@ def test_release_and_leave_wait_for_commits_in_flight(
         for offset in (6, 7)
     ]
     if ending == "close":
-        blue.member.close(5.0)
+        blue.member.close(60.0)
     elif ending == "release":
         blue.member.release()
     else:
-        blue.member.unsubscribe(5.0)
+        blue.member.unsubscribe(60.0)
     polled = [green] if ending == "close" else [blue, green]
     play(lambda: held <= green.owns, *polled, what="green to own the held partitions")
-    assert [offset and offset.offset for offset in green.member.committed(held, 5.0).values()] == [
+    assert [offset and offset.offset for offset in green.member.committed(held, 60.0).values()] == [
         7,
         7,
     ]
@@ -189,12 +189,12 @@ def test_probe_detects_fencing_without_a_committed_offset(
 ) -> None:
     """The probe must not leave an offset behind."""
     pass_time(blue, green, polls=15)
-    assert set(blue.member.committed(blue.everything, 5.0).values()) == {None}
+    assert set(blue.member.committed(blue.everything, 60.0).values()) == {None}
     assert not blue.partitions_of(PartitionsLost)
     stage.evict(blue.member)
     play(lambda: blue.partitions_of(PartitionsLost), blue, green, what="the loss to be noticed")
     assert sorted(blue.partitions_of(PartitionsLost)) == sorted(blue.everything)
-    assert set(green.member.committed(blue.everything, 5.0).values()) == {None}
+    assert set(green.member.committed(blue.everything, 60.0).values()) == {None}
 
 
 @pytest.mark.usefixtures("green")
@@ -222,21 +222,21 @@ def test_fencing_without_a_hold_is_reported_once(stage: Stage, blue: Actor) -> N
 
 
 def test_close_during_a_hold_revokes_all_partitions(blue: Actor, green: Actor) -> None:
-    blue.member.close(5.0)
+    blue.member.close(60.0)
     play(lambda: green.owns == blue.everything, green, what="green to own everything")
 
 
 def test_close_before_the_first_assignment_is_quick(actor: NewActor) -> None:
     blue = actor().subscribe()
     blue.poll()
-    blue.member.close(5.0)
+    blue.member.close(60.0)
     assert not blue.owns
     with pytest.raises(IllegalStateError, match="closed"):
         blue.member.poll(0)
 
 
 def test_unsubscribe_during_a_hold_leaves_the_group(blue: Actor, green: Actor) -> None:
-    blue.member.unsubscribe(5.0)
+    blue.member.unsubscribe(60.0)
     play(
         lambda: green.owns == blue.everything,
         blue,
@@ -244,7 +244,7 @@ def test_unsubscribe_during_a_hold_leaves_the_group(blue: Actor, green: Actor) -
         what="green to own everything",
     )
     assert not blue.owns
-    green.member.close(5.0)
+    green.member.close(60.0)
     blue.subscribe()
     play(
         lambda: blue.owns == blue.everything,

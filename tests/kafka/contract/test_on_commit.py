@@ -26,5 +26,5 @@ def test_on_commit_of_the_settings_is_called_and_may_commit(mock_cluster: MockCl
     mine = min(blue.owns)
     blue.member.commit_async({mine: OffsetAndMetadata(1)})
     play(lambda: heard, blue, what="the callback")
-    blue.member.close(5.0)
+    blue.member.close(60.0)
     assert heard == [(None, [1]), {mine}]

@@ -39,7 +39,7 @@ def test_eager_hold_covers_all_partitions_and_accepts_commits(blue: Actor, green
     assert not blue.owns
     share(blue, green)
     assert {
-        offset.offset for offset in green.member.committed(green.owns, 5.0).values() if offset
+        offset.offset for offset in green.member.committed(green.owns, 60.0).values() if offset
     } == {7}
     assert blue.partitions_of(PartitionsAssigned)[4:] == sorted(blue.owns)
     assert not blue.partitions_of(PartitionsLost)

@@ -85,15 +85,15 @@ class Transactions:
     def __init__(self, brokers: str, reader: Reader) -> None:
         config = {"bootstrap.servers": brokers, "transactional.id": unique_name("transactions")}
         self._producer = Producer(config)
-        self._producer.init_transactions(10)
+        self._producer.init_transactions(120)
         metadata: Any = reader.consumer.group_metadata()
         self._metadata = metadata.client
 
     def commit(self, offsets: dict[TopicPartition, int]) -> None:
         theirs = [ClientPartition(tp.topic, tp.partition, at) for tp, at in offsets.items()]
         self._producer.begin_transaction()
-        self._producer.send_offsets_to_transaction(theirs, self._metadata, 10)
-        self._producer.commit_transaction(10)
+        self._producer.send_offsets_to_transaction(theirs, self._metadata, 120)
+        self._producer.commit_transaction(120)
 
 
 def test_hold_survives_transactional_commits(

@@ -214,7 +214,7 @@ print("nothing started")
 def test_import_of_definitions_starts_nothing() -> None:
     """Run processes, the webserver and tests import the user's code, too."""
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=500, check=False
     )
     assert done.stdout.endswith("nothing started\n"), done.stderr
 

@@ -295,7 +295,7 @@ def test_open_transaction_of_another_program_hides_no_letters(
     kafka = with_letters(kafka_broker, kafka_topic)
     dead = kafka.dead_letter_topic or ""
     other = Producer({**kafka_broker.client_config(), "transactional.id": dead})
-    other.init_transactions(30)
+    other.init_transactions(120)
     other.begin_transaction()
     for number in (0, 1):
         other.produce(dead, b"of another program", partition=number)
@@ -305,4 +305,4 @@ def test_open_transaction_of_another_program_hides_no_letters(
         found = new.read()
     assert (found.letters, found.malformed) == (4, 2)
     assert DeadLetterTopic(kafka).read().counts[LetterState.OPEN] == 4
-    other.abort_transaction(30)
+    other.abort_transaction(120)
