@@ -156,7 +156,7 @@ def test_member_reads_partitions_outside_an_open_transaction(
         read = _first_records(consumer, {free})
         assert read == {free: 5}
         with pytest.raises(BrokerError, match="transaction that is still open") as told:
-            consumer.committed([kept], 1.0)
+            consumer.committed([kept], 4.0)
         assert set(told.value.partitions) == {kept}
         assert told.value.retriable
         transaction.commit_transaction(LIMIT_S)

@@ -158,7 +158,7 @@ def test_queue_of_a_hanging_meter_is_bounded(
     for _ in range(500):
         meter.add([CLAIMED])
         meter.show(MemberState(), time.monotonic)
-    assert provider.entered.wait(120)
+        assert provider.entered.wait(120), "it has taken the first item"
     assert meters._queue.qsize() == 50
     meter.leave()
     assert [record.getMessage() for record in caplog.records] == [
