@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 240.0
 _SCRIPTS = Path(sys.executable).parent
 
 QUEUED = {

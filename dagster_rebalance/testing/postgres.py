@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-_START_LIMIT_S = 60.0
+_START_LIMIT_S = 120.0
 _DEBIAN = Path("/usr/lib/postgresql")
 _CLIENT = ("-h", "127.0.0.1", "-U", "dagster", "-p")
 _SETTINGS = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "timezone=UTC")

@@ -173,14 +173,14 @@ class ChildProcess:
     def kill(self) -> None:
         """Kill the program, as a crash would. Its child processes run until `stop`."""
         self.send(signal.SIGKILL)
-        self.wait(10)
+        self.wait(60)
 
     def suspend(self) -> None:
         """Suspend the program, like a long pause of its machine, and wait until it is suspended."""
         self.send(signal.SIGSTOP)
         wait_until(
             lambda: _is_stopped(self.pid) or not self.is_running,
-            timeout_s=10,
+            timeout_s=60,
             what=f"{self.name} to be suspended",
             interval_s=0.001,
         )

@@ -39,7 +39,7 @@ MECHANISM = "SCRAM-SHA-512"
 _LISTENER = "SASL_SSL"
 _CERTIFICATE_LISTENER = "SSL"
 _ITERATIONS = 4096
-_KEYTOOL_LIMIT_S = 60.0
+_KEYTOOL_LIMIT_S = 120.0
 _DAYS = "30"
 _KEY = "kafka"
 """Alias of the nodes' key, which also signs the users' certificates because the nodes trust it."""
@@ -238,7 +238,7 @@ class SecuredKafka(KafkaCluster):
 
 def _accepts_login(address: str, credentials: Mapping[str, str]) -> bool:
     try:
-        return bool(admin_of(address, credentials).list_topics(timeout=2).brokers)
+        return bool(admin_of(address, credentials).list_topics(timeout=10).brokers)
     except KafkaException:
         return False
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 DAEMON_MEMORY = "256m"
-_ANSWER_LIMIT_S = 10.0
+_ANSWER_LIMIT_S = 60.0
 
 
 @dataclass

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-START_LIMIT_S = 120.0
+START_LIMIT_S = 240.0
 SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 

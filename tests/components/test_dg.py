@@ -172,7 +172,7 @@ def test_scaffolded_components_process_records(
             deployment.ui.start_sensor("shop", f"{folder}_batches_sensor")
         wait_until(
             lambda: committed(instance) == {BATCHES: RECORDS, STREAM: RECORDS} or None,
-            timeout_s=150,
+            timeout_s=240,
             what=lambda: (
                 f"both groups to commit; {committed(instance)}, "
                 f"{deployment.ui.ticks('shop', f'{BATCHES}_batches_sensor', 1)}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).parent / "project"
 PROTOCOLS = ("consumer", "classic")
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
 SETTINGS = {
     "sensors": {"use_threads": True, "num_workers": 4},
     "run_coordinator": {

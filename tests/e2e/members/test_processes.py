@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
-TAKE_OVER_S = 120.0
+TAKE_OVER_S = 240.0
 
 
 @pytest.fixture

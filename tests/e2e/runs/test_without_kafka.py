@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 _STATUS = dg.DagsterRunStatus
 GROUP = GroupAssets.of("etl").group
-_LIMIT_S = 90.0
+_LIMIT_S = 240.0
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def test_async_pipes_and_multi_assets_process_batches_of_one_run(
             produce(kafka_broker, f"record {number}")
             wait_until(
                 lambda number=number: committed(kafka_broker) == number + 1 or None,  # type: ignore[misc]
-                timeout_s=120,
+                timeout_s=240,
                 what=f"batch {number} to be committed",
                 interval_s=0.2,
             )
@@ -70,7 +70,7 @@ def test_async_pipes_and_multi_assets_process_batches_of_one_run(
         process = re.search(r"Executing steps in process \(pid: (\d+)\)", said)
         assert process is not None
         os.kill(int(process[1]), signal.SIGTERM)
-        assert dagster.wait_for_run(run.run_id, timeout_s=120).status is dg.DagsterRunStatus.SUCCESS
+        assert dagster.wait_for_run(run.run_id, timeout_s=240).status is dg.DagsterRunStatus.SUCCESS
         lines = [f"record {number}" for number in range(BATCHES)]
         assert (folder / "by_client").read_text().splitlines() == lines
         assert (folder / "even").read_text().splitlines() == lines

@@ -105,7 +105,7 @@ def _each(groups: list[Group], what: str, condition: Callable[[Group], object]) 
     for group in groups:
         wait_until(
             lambda group=group: condition(group) or None,  # type: ignore[misc]
-            timeout_s=120,
+            timeout_s=240,
             what=lambda group=group: f"{what}; {group.state()}",  # type: ignore[misc]
             interval_s=0.2,
         )

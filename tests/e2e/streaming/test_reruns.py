@@ -230,7 +230,7 @@ def _ask_on_a_page(ground: Ground) -> None:
     config = {"partitions": ["*"], "since": "2020-01-01", "reason": "the fix", "by": "bob"}
     run_config = {"ops": {f"{job}_request": {"config": {**config, "dry_run": False}}}}
     run_id = ground.dagster.ui.launch("shop", job, run_config)
-    run = ground.dagster.wait_for_run(run_id, timeout_s=120)
+    run = ground.dagster.wait_for_run(run_id, timeout_s=240)
     assert run.status is dg.DagsterRunStatus.SUCCESS
 
 

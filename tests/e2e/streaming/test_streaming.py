@@ -83,7 +83,7 @@ class Stream:
         end = self.produced // PARTITIONS
         wait_until(
             lambda: all(o == end or n == partition for n, o in enumerate(self.offsets())) or None,
-            timeout_s=120,
+            timeout_s=240,
             what=f"the other partitions of {self.name}",
         )
         return self.offsets()[partition] == before
@@ -96,7 +96,7 @@ class Stream:
             job = f"{self.name}_control"
             ops = {"ops": {f"{job}_request": {"config": config}}}
             run_id = self.dagster.ui.launch("shop", job, ops)
-            run = self.dagster.wait_for_run(run_id, timeout_s=120)
+            run = self.dagster.wait_for_run(run_id, timeout_s=240)
             assert run.status is dg.DagsterRunStatus.SUCCESS
             return
         said = self.typed(action, which, "-r", reason)
@@ -176,7 +176,7 @@ class Stream:
             return False
         before = {run_id: len(ranges) for run_id, ranges in self.output().items()}
         self.produce()
-        wait_until(lambda: self.committed() == self.produced or None, timeout_s=120, what=self.name)
+        wait_until(lambda: self.committed() == self.produced or None, timeout_s=240, what=self.name)
         now = self.output()
         return all(len(now.get(run.run_id, ())) > before.get(run.run_id, 0) for run in live)
 

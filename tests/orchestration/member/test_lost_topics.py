@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker
 PASSWORD = "DAGSTER_REBALANCE_TEST_PASSWORD"  # noqa: S105 - the name of a variable
 MISSING = "does not exist, or the principal may not see it"
-LIMIT_S = 150.0
+LIMIT_S = 240.0
 
 
 class Shop:
