@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
 
 DETACHED = "detached_consumer"
-END_LIMIT_S = 90.0
+END_LIMIT_S = 150.0
 
 
 @pytest.fixture(scope="package")
