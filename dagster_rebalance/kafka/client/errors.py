@@ -466,8 +466,9 @@ def _refused_topics(error: KafkaError, partitions: Iterable[TopicPartition]) -> 
 
 def _is_retriable(error: KafkaError) -> bool:
     # A broker without the metadata of a new topic answers as if the topic did not exist. Kafka
-    # classifies this error as retriable, librdkafka does not.
-    return error.code() in RETRIABLE | UNKNOWN_TOPIC or error.retriable()
+    # classifies this error as retriable, librdkafka does not. With such metadata, the client finds
+    # no leader.
+    return error.code() in RETRIABLE | UNKNOWN_TOPIC | {NO_LEADER_KNOWN} or error.retriable()
 
 
 def _real_code(error: KafkaError) -> int:

@@ -75,6 +75,7 @@ def test_broker_error_ends_with_advice(name: str, advice: str) -> None:
         "_TIMED_OUT",
         "_TRANSPORT",
         "_WAIT_CACHE",
+        "_NOENT",
         "NOT_COORDINATOR",
         "FENCED_LEADER_EPOCH",
         "UNKNOWN_LEADER_EPOCH",
