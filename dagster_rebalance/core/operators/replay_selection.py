@@ -144,9 +144,9 @@ def _why_not(letter: Letter, group: GroupPositions, of_group: Sequence[RunSnapsh
     if letter.id in group.left_out:
         return "`only` of the group leaves out its record: change `only`, or discard it"
     return (
-        why_left_out(ProcessedRange(range_, 0.0), group.committed[partition], of_group)
+        _why_cut(letter, group.bounds[partition])
+        or why_left_out(ProcessedRange(range_, 0.0), group.committed[partition], of_group)
         or (_why_no_range(range_, group) if letter.kind is LetterKind.RANGE else "")
-        or _why_cut(range_, group.bounds[partition])
     )
 
 
@@ -176,7 +176,13 @@ def _why_doubled(range_: OffsetRange, replayed: DisjointRanges) -> str:
     )
 
 
-def _why_cut(range_: OffsetRange, log: Bounds) -> str:
-    if range_.until <= log.until:
+def _why_cut(letter: Letter, log: Bounds) -> str:
+    """Other records will get the offsets, and their output would replace that of a replay."""
+    if letter.range.until <= log.until:
         return ""
-    return f"Kafka's log ends at {log.until}: it was truncated, or the topic was recreated"
+    copy = "produce the record of `letters show` again, and "
+    return (
+        f"Kafka's log ends at {log.until}: it was truncated, or the topic was recreated, so other "
+        f"records will have its offsets: {copy if letter.kind is LetterKind.RECORD else ''}"
+        "discard it"
+    )
