@@ -68,11 +68,11 @@ def mark_replayed(
         text = f"run {run_id[:8]} of {batch.rerun} set records aside, whose letters stay open"
     if still_open is None:
         return text
-    topic, known = DeadLetterTopic(kafka, batch.rerun.letters), {} if known is None else known
+    known = {} if known is None else known
     try:
-        _mark(topic, batch, run_id, still_open, known)
+        _mark(kafka, batch, run_id, still_open, known)
     except BrokerError as error:
-        known[topic.name] = error
+        known[DeadLetterTopic(kafka, batch.rerun.letters).name] = error
         if batch.rerun.letters:
             raise
         return f"the letters of records that {batch.rerun} has processed are still open: {error}"
@@ -80,12 +80,13 @@ def mark_replayed(
 
 
 def _mark(
-    topic: DeadLetterTopic,
+    kafka: KafkaConsumerResource,
     batch: RerunBatch,
     run_id: str,
     still_open: frozenset[str],
     known: TopicReads,
 ) -> None:
+    topic = DeadLetterTopic(kafka, batch.rerun.letters)
     if topic.name not in known:
         known[topic.name] = topic.read(limit_s=_LIMIT_S)
     fold, rerun, now_ms = known[topic.name], batch.rerun, round(time.time() * 1000)
