@@ -100,10 +100,12 @@ def batches_of(
         else:
             groups.append([range_])
     if len(groups) > MOST_RUNS:
-        msg = (
-            f"this rerun would have {len(groups)} runs, and {MOST_RUNS} is the maximum: select a "
-            "shorter time or fewer partitions, or let each run process more records"
+        advice = (
+            "replay fewer letters at once (by their keys, or --all with --containing)"
+            if rerun.letters
+            else "select a shorter time or fewer partitions, or let each run process more records"
         )
+        msg = f"this would have {len(groups)} runs, and {MOST_RUNS} is the maximum: {advice}"
         raise ConfigurationError(msg)
     counted = replace(rerun, batches=len(groups))
     return tuple(

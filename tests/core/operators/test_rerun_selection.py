@@ -365,10 +365,11 @@ def test_batch_fits_into_a_database_key() -> None:
 
 def test_rerun_with_too_many_runs_raises() -> None:
     ranges = _in_a_row(0, [1] * (MOST_RUNS + 1))
-    with pytest.raises(
-        ConfigurationError, match="this rerun would have 1001 runs, and 1000 is the maximum"
-    ):
+    said = "would have 1001 runs, and 1000 is the maximum: "
+    with pytest.raises(ConfigurationError, match=f"{said}select a shorter time"):
         batches_of(RERUN, ranges, records_per_run=1)
+    with pytest.raises(ConfigurationError, match=f"{said}replay fewer letters"):
+        batches_of(replace(RERUN, letters="dead"), ranges, records_per_run=1)
 
 
 def test_batch_ids_of_reruns_are_distinct() -> None:
