@@ -20,6 +20,7 @@ from dagster_rebalance.core.model.offsets import OffsetAndMetadata, OffsetRange,
 from dagster_rebalance.core.model.run_snapshot import BatchRequest
 from dagster_rebalance.core.runs.rerun_batch import Rerun, RerunBatch
 from dagster_rebalance.orchestration import builders
+from dagster_rebalance.orchestration.batch import resource as batch_resource
 from dagster_rebalance.orchestration.operators.letters import LetterRequest, plan_replay
 from dagster_rebalance.orchestration.operators.replayed_letters import mark_replayed
 from dagster_rebalance.orchestration.operators.requests import Reruns
@@ -317,6 +318,18 @@ def test_rerun_closes_the_letters_of_its_records(ground: Ground) -> None:
 
     away = ground.ward.resource.model_copy(update={"dead_letter_topic": "no-such-topic"})
     assert "are still open" in mark_replayed(ground.instance, away, batch, run.run_id)
+
+
+def test_replay_that_sets_many_records_aside_closes_the_other_letters(ground: Ground) -> None:
+    """Its run closes them, because a tag cannot name all that stay open."""
+    ground.monkeypatch.setattr(batch_resource, "_MOST_NAMED", 1)
+    letters = [ground.record(offset) for offset in (3, 4, 12)]
+    ground.ward.store(*letters)
+    ground.sets_aside = {3, 4}
+    (result,) = ground.replay()
+    assert result.success
+    ground.tick()
+    assert [ground.states()[one.key] for one in letters] == ["open", "open", "replayed"]
 
 
 def test_run_of_some_assets_closes_no_letters(ground: Ground) -> None:

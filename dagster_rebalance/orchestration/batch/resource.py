@@ -725,14 +725,16 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     def close_processed_letters(self) -> str:
         """Mark the letters of earlier attempts on records that this one has processed.
 
-        Call this method after the success of a repeated batch. Returns a warning, or "".
+        Call this method after the success of a repeated batch or a rerun. Returns a warning, or "".
         """
-        topics = filter(None, {self.kafka.dead_letter_topic, *self._letter_topics})
-        if self._letters is None or self.is_rerun:
+        letters = self._letters
+        # A tick marks the letters of a rerun if its run names the others.
+        if letters is None or (self.is_rerun and len(letters.keys) <= _MOST_NAMED):
             return ""
+        own = {self.kafka.dead_letter_topic, self._replayed_topic, *self._letter_topics}
         try:
-            for topic in sorted(topics):
-                self._letters.close_processed(topic)
+            for topic in sorted(filter(None, own)):
+                letters.close_processed(topic)
         except Exception as error:  # noqa: BLE001 - the batch has succeeded
             return (
                 f"letters of earlier attempts on batch {self.batch_id} are not marked as replayed, "
@@ -885,7 +887,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             yield self
             self._interruptions.check(run.run_id)
             self._name_set_aside(instance, run)
-            is_repeat = attempt_of(run) > 1 or run.parent_run_id or Part.parse(self.batch_id)
+            is_repeat = (
+                attempt_of(run) > 1
+                or run.parent_run_id
+                or Part.parse(self.batch_id)
+                or self.is_rerun
+            )
             if is_repeat and self._has_processed_all(instance, run):
                 warning = self.close_processed_letters()
                 if warning and context.log is not None:
