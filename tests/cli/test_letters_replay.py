@@ -408,7 +408,9 @@ def test_letter_whose_record_only_leaves_out_is_not_replayed(ground: Ground) -> 
     (result,) = ground.replay(letters[0].key, letters[1].key)
     assert result.success
     assert positions(ground.read) == [(12, b"v12")]
-    ground.tick()
+    assert "`only` leaves out the records of letters that stay open: 1" in str(
+        ground.tick().skip_message
+    )
     assert [ground.states()[one.key] for one in letters[:2]] == ["open", "replayed"]
 
 

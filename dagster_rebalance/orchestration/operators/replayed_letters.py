@@ -70,9 +70,14 @@ def mark_replayed(
         return text
     known = {} if known is None else known
     try:
-        _mark(kafka, batch, run_id, still_open, known)
+        if left_out := _mark(kafka, batch, run_id, still_open, known):
+            more = f"`only` leaves out the records of letters that stay open: {left_out}"
+            text = f"{text}; {more}" if text else f"{batch.rerun}: {more}"
     except BrokerError as error:
-        known[DeadLetterTopic(kafka, batch.rerun.letters).name] = error
+        name = DeadLetterTopic(kafka, batch.rerun.letters).name
+        # The error of a source topic is about this batch only.
+        if {name}.issuperset([*error.topics, *(one.topic for one in error.partitions)]):
+            known[name] = error
         if batch.rerun.letters:
             raise
         return f"the letters of records that {batch.rerun} has processed are still open: {error}"
@@ -85,16 +90,18 @@ def _mark(
     run_id: str,
     still_open: frozenset[str],
     known: TopicReads,
-) -> None:
+) -> int:
+    """Mark the letters; return the number of those whose records `only` leaves out."""
     topic = DeadLetterTopic(kafka, batch.rerun.letters)
     if topic.name not in known:
         known[topic.name] = topic.read(limit_s=_LIMIT_S)
     fold, rerun, now_ms = known[topic.name], batch.rerun, round(time.time() * 1000)
     if isinstance(fold, BrokerError):
         raise fold
+    entries = [*letters_in(batch.ranges, fold.entries.values())]
     found = [
         letter
-        for entry in letters_in(batch.ranges, fold.entries.values())
+        for entry in entries
         if (letter := entry.letter) is not None
         and entry.place not in fold.left_out
         and (letter.kind is LetterKind.RANGE or letter.key not in still_open)
@@ -116,3 +123,4 @@ def _mark(
             ),
             limit_s=_LIMIT_S,
         )
+    return sum(entry.place in fold.left_out for entry in entries)

@@ -547,6 +547,19 @@ def test_one_read_of_at_most_5_s_without_an_answer_serves_all_finished_batches(
     assert reads == [("silent", 5.0), ("answers", 5.0)]
 
 
+def test_error_of_a_source_topic_delays_no_other_batch(ground: Ground) -> None:
+    run = dg.DagsterRun("job")
+    ground.instance.add_run(run)
+    error = BrokerError("no leader", retriable=True, partitions={tp(0): "no leader"})
+    reads = refuse(ground, "letters", error)
+    batch = RerunBatch(Rerun("abc", "ada", "the fix", 0.0, letters="letters"), 1, (span(0, 0, 10),))
+    known: TopicReads = {}
+    for _ in range(2):
+        with pytest.raises(BrokerError, match="no leader"):
+            mark_replayed(ground.instance, ground.kafka, batch, run.run_id, known)
+    assert len(reads) == 2
+
+
 @pytest.mark.parametrize("error", [GONE, BrokerError("may not be written")])
 def test_cancel_ends_a_replay_whose_letters_cannot_be_marked(
     ground: Ground, error: BrokerError
