@@ -30,6 +30,7 @@ from dagster_rebalance.core.model.offsets import OffsetRange, is_topic_name
 from dagster_rebalance.core.runs.bisection import Part, whole_batch
 from dagster_rebalance.core.runs.rerun_batch import rerun_of
 from dagster_rebalance.core.runs.start_check import refusal, rerun_refusal
+from dagster_rebalance.core.runs.stream_batch import StreamBatch
 from dagster_rebalance.kafka.client.settings import isolation_level
 from dagster_rebalance.kafka.reading.range_reader import DEFAULT_TIMEOUT_S, RangeReader
 from dagster_rebalance.orchestration.batch.arrow_records import pyarrow, record_batches
@@ -887,13 +888,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             yield self
             self._interruptions.check(run.run_id)
             self._name_set_aside(instance, run)
-            is_repeat = (
-                attempt_of(run) > 1
-                or run.parent_run_id
-                or Part.parse(self.batch_id)
-                or self.is_rerun
-            )
-            if is_repeat and self._has_processed_all(instance, run):
+            is_later = attempt_of(run) > 1 or run.parent_run_id or self.is_rerun
+            # A streaming run that has made the claim may have begun.
+            is_taken_over = Part.parse(self.batch_id) or StreamBatch.parse(self.batch_id)
+            if (is_later or is_taken_over) and self._has_processed_all(instance, run):
                 warning = self.close_processed_letters()
                 if warning and context.log is not None:
                     context.log.warning(warning)
@@ -905,11 +903,11 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _name_set_aside(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
         """Record which letters a rerun leaves open, if they are few; otherwise all of them."""
-        is_partial = Coverage(instance).is_partial(run)
-        letters, of_parent = self._letters, set_aside_of(run, is_partial=is_partial)
-        if not self.is_rerun or letters is None or not letters.keys or of_parent is None:
+        letters = self._letters
+        if not self.is_rerun or letters is None or not letters.keys:
             return
-        if letters.has_letters_of_children:
+        of_parent = set_aside_of(run, is_partial=Coverage(instance).is_partial(run))
+        if of_parent is None or letters.has_letters_of_children:
             return
         keys = sorted(of_parent.union(letters.keys))
         if len(keys) <= _MOST_NAMED:
