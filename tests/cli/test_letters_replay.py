@@ -282,9 +282,17 @@ def test_range_is_not_replayed_over_a_record_that_was_replayed_before(ground: Gr
     (result,) = ground.replay(one.key)
     assert result.success
     ground.tick()
-    with pytest.raises(ConfigurationError, match="was replayed alone"):
+    with pytest.raises(ConfigurationError, match="was replayed alone") as refused:
         ground.replay(whole.key)
     assert ground.states() == {whole.key: "open", one.key: "replayed"}
+
+    way_out = str(refused.value).partition("use dagster-rebalance ")[2].split()
+    shown = invoke(*way_out, "-r", "the fix", "--group", ground.ward.orders, "--yes").output
+    assert "at most 2 at once" in shown
+    (request,) = ground.tick().run_requests
+    assert ground.run(request).success
+    ground.tick()
+    assert ground.states() == {whole.key: "replayed", one.key: "replayed"}
 
 
 def test_replay_that_is_refused_changes_no_letter(ground: Ground) -> None:
