@@ -24,6 +24,7 @@ _KILLED = 128 + 9
 """The exit code of a killed process in shells and containers."""
 _FIELDS_BEFORE_START = 19
 """Between the state of a process and its start time, in `/proc/<pid>/stat`."""
+_EXEC_LIMIT_S = 10.0
 _END_LIMIT_MS = 5_000
 
 
@@ -157,6 +158,21 @@ def _has_children(run_id: str) -> bool:
             except OSError:
                 # It ended, or belongs to another user, so it is no child of the run.
                 continue
-            if wanted in environment.split(b"\0"):
+            if wanted in environment.split(b"\0") or (
+                not environment and _may_be_in_exec(folder.name)
+            ):
                 return True
     return False
+
+
+def _may_be_in_exec(pid: str) -> bool:
+    """Whether a process without an environment may be one that `execve` is about to start.
+
+    Kernel threads and ended processes have no environment and no executable.
+    """
+    try:
+        (_PROC / pid / "exe").readlink()
+    except OSError:
+        return False
+    started = _started(int(pid)) or "0"
+    return boot_time_s() - int(started) / os.sysconf("SC_CLK_TCK") < _EXEC_LIMIT_S

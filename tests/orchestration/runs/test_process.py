@@ -123,3 +123,26 @@ def test_run_is_not_gone_before_its_child_processes(
         child.kill()
         child.wait(120)
     assert process.is_gone(started.name, RUN)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "has_executable", "is_gone"), [(0, True, False), (60, True, True), (0, False, True)]
+)
+def test_run_is_not_gone_while_a_child_may_be_in_exec(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    age_s: int,
+    has_executable: bool,
+    is_gone: bool,
+) -> None:
+    """Until its environment is set, a new process may be one of the run."""
+    ticks = int((process.boot_time_s() - age_s) * os.sysconf("SC_CLK_TCK"))
+    child = tmp_path / "7"
+    child.mkdir()
+    (child / "environ").touch()
+    (child / "stat").write_text(f"7 (java) {'0 ' * 19}{ticks} 0")
+    if has_executable:
+        (child / "exe").symlink_to("/usr/bin/java")
+    monkeypatch.setattr(process, "_PROC", tmp_path)
+    assert process._has_children(RUN) is not is_gone
