@@ -305,8 +305,11 @@ def is_unreadable(message: Message, error: KafkaError) -> bool:
 
 
 def is_topic_error(error: KafkaError) -> bool:
-    """Return whether the broker refuses a topic, and not the client."""
-    return _real_code(error) in TOPIC_ERRORS
+    """Return whether the broker refuses a topic, and not the client.
+
+    If the client may see no topic of an admin request, it finds no leader.
+    """
+    return _real_code(error) in TOPIC_ERRORS | {NO_LEADER_KNOWN}
 
 
 def kafka_error(exception: KafkaException) -> KafkaError:
@@ -466,9 +469,8 @@ def _refused_topics(error: KafkaError, partitions: Iterable[TopicPartition]) -> 
 
 def _is_retriable(error: KafkaError) -> bool:
     # A broker without the metadata of a new topic answers as if the topic did not exist. Kafka
-    # classifies this error as retriable, librdkafka does not. With such metadata, the client finds
-    # no leader.
-    return error.code() in RETRIABLE | UNKNOWN_TOPIC | {NO_LEADER_KNOWN} or error.retriable()
+    # classifies this error as retriable, librdkafka does not.
+    return error.code() in RETRIABLE | UNKNOWN_TOPIC or error.retriable()
 
 
 def _real_code(error: KafkaError) -> int:

@@ -75,7 +75,6 @@ def test_broker_error_ends_with_advice(name: str, advice: str) -> None:
         "_TIMED_OUT",
         "_TRANSPORT",
         "_WAIT_CACHE",
-        "_NOENT",
         "NOT_COORDINATOR",
         "FENCED_LEADER_EPOCH",
         "UNKNOWN_LEADER_EPOCH",
@@ -92,6 +91,16 @@ def test_broker_error_ends_with_advice(name: str, advice: str) -> None:
 def test_broker_error_is_retriable_for_errors_of_a_broker_restart(name: str) -> None:
     """An error that is not retriable makes a member leave its group."""
     assert broker_error(KafkaError(code(name)), COMMIT, [P0]).retriable
+
+
+@pytest.mark.parametrize(
+    ("name", "retriable"),
+    [("UNKNOWN_TOPIC_OR_PART", True), ("TOPIC_AUTHORIZATION_FAILED", False), ("_NOENT", False)],
+)
+def test_broker_error_names_the_topics_that_are_refused(name: str, *, retriable: bool) -> None:
+    """A member stops their partitions only, and a reader does not wait for its timeout."""
+    error = broker_error(KafkaError(code(name)), COMMIT, [P0])
+    assert (error.topics, error.retriable) == ({"orders"}, retriable)
 
 
 def test_broker_error_names_the_brokers_only_if_unreachable() -> None:
