@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from dagster_rebalance.core.model.claims import LEFT_OUT
 from dagster_rebalance.core.model.commit_parts import NO_COMMITS
-from dagster_rebalance.core.model.letters import record_letter_key
+from dagster_rebalance.core.model.letters import LetterKind, letter_key
 from dagster_rebalance.core.model.member_events import EventKind
 from dagster_rebalance.core.model.offsets import is_same_commit, names_of
 from dagster_rebalance.core.model.run_snapshot import format_runs
@@ -357,10 +357,8 @@ class StoreDeadLetter:
     @property
     def key(self) -> str:
         """The Kafka key of the letter."""
-        range_ = self.range
-        if not self.is_record:
-            return range_.key
-        return record_letter_key(range_.topic, range_.partition, range_.start)
+        kind = LetterKind.RECORD if self.is_record else LetterKind.RANGE
+        return letter_key(kind, self.range)
 
 
 @dataclass(frozen=True, slots=True)

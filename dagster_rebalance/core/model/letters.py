@@ -165,9 +165,7 @@ class Letter:
     @property
     def key(self) -> str:
         """The Kafka key."""
-        if self.kind is LetterKind.RANGE:
-            return self.range.key
-        return record_letter_key(self.range.topic, self.range.partition, self.range.start)
+        return letter_key(self.kind, self.range)
 
     def is_of_same_record(self, other: Letter | None) -> bool:
         """Whether another letter with this id has the same record, as far as timestamps tell."""
@@ -262,9 +260,11 @@ def letter_id(kind: LetterKind, key: str) -> str:
     return f"{kind.value}:{key}"
 
 
-def record_letter_key(topic: str, partition: int, offset: int) -> str:
-    """Return the Kafka key of the letter of a record."""
-    return f"{topic}-{partition}-{offset}"
+def letter_key(kind: LetterKind, range_: OffsetRange) -> str:
+    """Return the Kafka key of a letter."""
+    if kind is LetterKind.RANGE:
+        return range_.key
+    return f"{range_.topic}-{range_.partition}-{range_.start}"
 
 
 def parse_record(

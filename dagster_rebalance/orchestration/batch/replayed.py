@@ -15,7 +15,7 @@ from dagster_rebalance.core.model.letters import (
     LetterKind,
     LetterState,
     letter_id,
-    record_letter_key,
+    letter_key,
 )
 from dagster_rebalance.core.model.offsets import OffsetRange
 from dagster_rebalance.orchestration.batch.letters import letter_of
@@ -95,7 +95,7 @@ def _is_of(entry: LetterEntry | None, message: Message) -> bool:
 
 
 def _key(range_: OffsetRange) -> str:
-    return record_letter_key(range_.topic, range_.partition, range_.start)
+    return letter_key(LetterKind.RECORD, range_)
 
 
 def _spans(ranges: Sequence[OffsetRange]) -> Iterator[OffsetRange]:
