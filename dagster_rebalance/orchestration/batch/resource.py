@@ -407,7 +407,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         from dagster_rebalance.spark import decoded_frame as in_spark
 
-        decoding = self._decoding(key, value, dead_letters, keep_undecodable)
+        decoding = self._decoding(key, value, dead_letters, keep_undecodable=keep_undecodable)
         wanted = self.chosen(ranges)
         frame = self.dataframe(
             spark, ranges=wanted, options={**(options or {}), "includeHeaders": "true"}
@@ -427,7 +427,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         key: Encoding | None,
         value: Encoding | None,
         dead_letters: str | None,
-        keep_undecodable: bool,  # noqa: FBT001 - as in the callers
+        *,
+        keep_undecodable: bool,
     ) -> Decoding:
         if dead_letters is not None:
             self._letter_topics.add(dead_letters)
@@ -619,7 +620,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             UndecodableError: A record cannot be decoded, without `dead_letters` and
                 `keep_undecodable`.
         """
-        decoding = self._decoding(key, value, dead_letters, keep_undecodable)
+        decoding = self._decoding(key, value, dead_letters, keep_undecodable=keep_undecodable)
         wanted = self.chosen(ranges)
         messages = self.messages(wanted, timeout_s=timeout_s)
         decoders = decoding.decoders(self._topics(wanted))
@@ -649,7 +650,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             ConfigurationError: pyarrow is missing. See also `decoded`.
             UndecodableError: See `decoded_messages`.
         """
-        decoding = self._decoding(key, value, dead_letters, keep_undecodable)
+        decoding = self._decoding(key, value, dead_letters, keep_undecodable=keep_undecodable)
         wanted = self.chosen(ranges)
         decoders = decoding.decoders(self._topics(wanted))
         schema = decoded_schema(decoders, keeps_undecodable=keep_undecodable)

@@ -431,14 +431,20 @@ def test_halving_that_waits_for_kafka_is_explained() -> None:
     assert letters(group) == {40}
 
 
-@FORMS
-def test_letter_that_cannot_be_stored_stops_the_partition_until_it_can(form: type[Group]) -> None:
+def with_refused_letter(form: type[Group]) -> tuple[Group, commands.StoreDeadLetter]:
+    """A group whose only record raises, and the letter, which is refused."""
     group = form(1)
     group.member.unanswered.add(commands.StoreDeadLetter)
     for _ in range(3):
         group.step({0})
     (letter,) = {*group.world.kafka.letters}
     group.member.feed(events.DeadLetterFailed(letter, "max_dead_letters allows 2"))
+    return group, letter
+
+
+@FORMS
+def test_letter_that_cannot_be_stored_stops_the_partition_until_it_can(form: type[Group]) -> None:
+    group, _ = with_refused_letter(form)
     owned = group.member.engine.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
     assert "the record could not be recorded in the dead-letter topic dead" in owned.stop_reason
@@ -501,12 +507,7 @@ def test_claims_have_the_state_of_the_search() -> None:
 def test_retry_calls_the_function_before_a_refused_letter_is_stored(
     form: type[Group], bad: set[int]
 ) -> None:
-    group = form(1)
-    group.member.unanswered.add(commands.StoreDeadLetter)
-    for _ in range(3):
-        group.step({0})
-    (letter,) = {*group.world.kafka.letters}
-    group.member.feed(events.DeadLetterFailed(letter, "max_dead_letters allows 2"))
+    group, letter = with_refused_letter(form)
     before = len(group.calls)
     group.world.orders.append(Directive(Action.RETRY, "orders:0", "op", 1.0, "mended"))
     group.world.wait(5, group.member)
